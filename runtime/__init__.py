@@ -1,0 +1,1 @@
+"""The host side of serving: scheduler, compiled steps, engine, detokenising and metrics."""
