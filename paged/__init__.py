@@ -1,0 +1,41 @@
+"""Paged: LLM inference and serving on JAX/XLA over a paged KV cache.
+
+The names a user types live here and are resolved on first use, so that importing the ground
+floor (pages, prefix cache, attention) pulls in nothing from the floors above it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "LLM": "paged.runtime.llm",
+    "AsyncEngine": "paged.runtime.async_engine",
+    "EngineConfig": "paged.runtime.config",
+    "SamplingParams": "paged.runtime.sampling_params",
+    "RequestOutput": "paged.runtime.outputs",
+    "CompletionOutput": "paged.runtime.outputs",
+    "Logprob": "paged.runtime.outputs",
+}
+
+__all__ = [*_PUBLIC, "__version__"]
+
+if TYPE_CHECKING:
+    from paged.runtime.async_engine import AsyncEngine
+    from paged.runtime.config import EngineConfig
+    from paged.runtime.llm import LLM
+    from paged.runtime.outputs import CompletionOutput, Logprob, RequestOutput
+    from paged.runtime.sampling_params import SamplingParams
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'paged' has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

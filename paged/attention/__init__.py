@@ -1,0 +1,136 @@
+"""Attention over pages: what a step tells it, and the choice of implementation.
+
+A step is a ragged batch of R rows (sequences) over T flat tokens. Row r owns the `query_len[r]`
+tokens that start at `query_start[r]`; `context_len[r]` earlier tokens of its sequence are in pages
+already. Every token's key and value is written to its page first, then each token attends to all
+positions of its sequence up to its own.
+
+Rows of one token (decode) and longer rows (chunks of a prompt) take different paths: decode reads
+each page once for all its query heads, chunks run in tiles of `tile_size` tokens of one sequence.
+
+Axis letters used on this floor: T flat tokens, R rows, S slots, P pages a page table holds,
+Hq query heads, Hkv key/value heads, G = Hq / Hkv, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from paged.attention.metadata import AttentionMetadata, attention_metadata
+from paged.cache import write_kv
+
+__all__ = [
+    "BACKENDS",
+    "AttentionMetadata",
+    "attention_metadata",
+    "default_backend",
+    "paged_attention",
+]
+
+
+class DecodeAttention(Protocol):
+    """Attention of one query token per row.
+
+    `q` [R, Hq, D]; `lengths` [R] positions visible to the row, 0 for a row with no query, whose
+    output is then unspecified. Returns [R, Hq, D] in q's dtype.
+    """
+
+    def __call__(
+        self,
+        q: jax.Array,
+        pages: jax.Array,
+        lengths: jax.Array,
+        meta: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None,
+        soft_cap: float | None,
+    ) -> jax.Array: ...
+
+
+class PrefillAttention(Protocol):
+    """Attention of the tokens of all rows longer than one token, tile by tile.
+
+    `q` [T, Hq, D]. Returns [T, Hq, D] in q's dtype; the output of other tokens is unspecified.
+    """
+
+    def __call__(
+        self,
+        q: jax.Array,
+        pages: jax.Array,
+        meta: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None,
+        soft_cap: float | None,
+    ) -> jax.Array: ...
+
+
+class Backend(NamedTuple):
+    """One implementation of both paths, and the tile size its prefill wants (tokens)."""
+
+    decode: DecodeAttention
+    prefill: PrefillAttention
+    tile_size: int
+
+
+def _xla() -> Backend:
+    from paged.attention import reference
+
+    return Backend(reference.decode_attention, reference.prefill_attention, reference.TILE_SIZE)
+
+
+def _triton() -> Backend:
+    from paged.attention import triton
+
+    return Backend(triton.decode_attention, triton.prefill_attention, triton.TILE_SIZE)
+
+
+BACKENDS: dict[str, Callable[[], Backend]] = {"xla": _xla, "triton": _triton}
+
+
+def default_backend(platform: str) -> str:
+    """The backend for a JAX platform name ("cpu", "gpu", …)."""
+    return "triton" if platform in ("gpu", "cuda") else "xla"
+
+
+def paged_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    pages: jax.Array,
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Write this step's keys and values into one layer's pages, then attend over the pages.
+
+    Args:
+        q: [T, Hq, D]; k, v: [T, Hkv, D], after rotary embedding.
+        pages: [num_pages, page_size, 2 * Hkv, D], updated in place when donated.
+        scale: multiplies q·k (usually D ** -0.5).
+        window: a token sees itself and the `window - 1` positions before it; None sees all.
+        soft_cap: scores become `soft_cap * tanh(score / soft_cap)` (Gemma 2); None for none.
+
+    Returns:
+        (attention output [T, Hq, D] in q's dtype, updated pages).
+    """
+    pages = write_kv(pages, k, v, meta.write_index)
+    backend = BACKENDS[meta.backend]()
+    options = {"scale": scale, "window": window, "soft_cap": soft_cap}
+    is_decode = meta.query_len == 1
+    lengths = jnp.where(is_decode, meta.context_len + 1, 0)
+    if meta.decode_only:
+        return backend.decode(q, pages, lengths, meta, **options), pages
+    decoded = backend.decode(q[meta.query_start], pages, lengths, meta, **options)
+    out = backend.prefill(q, pages, meta, **options)
+    num_tokens = q.shape[0]
+    rows = jnp.arange(is_decode.shape[0])
+    target = jnp.where(is_decode, meta.query_start, num_tokens + rows)
+    return out.at[target].set(decoded, mode="drop", unique_indices=True), pages

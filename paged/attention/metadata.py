@@ -1,0 +1,98 @@
+"""What attention needs to know of a step, worked out once and shared by all layers."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+# Where padding tokens "write": beyond any page, and all different.
+_DROPPED = 2**30
+
+
+@struct.dataclass
+class AttentionMetadata:
+    """The shape of a ragged batch, on the device.
+
+    Attributes:
+        page_tables: [S, P] int32 page ids of every slot, padded with the null page.
+        slots: [R] int32, the page table of each row.
+        query_start: [R] int32, first flat token of the row.
+        query_len: [R] int32 tokens of the row in this step; 0 for padding rows.
+        context_len: [R] int32 tokens of its sequence in pages before this step.
+        positions: [T] int32 position of each token in its sequence; 0 for padding.
+        write_index: [T] int32 `page * page_size + offset` of each token's key and value; out of
+            range for padding tokens. No two are equal.
+        tile_row, tile_start: [N] int32; tile n covers the tokens `tile_start[n]` to
+            `tile_start[n] + tile_size` of row `tile_row[n]`'s chunk, as far as the chunk goes.
+            Only rows longer than one token have tiles. Tiles are in the order of their tokens.
+        num_tiles: [] int32, tiles in use.
+        tile_size: tokens a tile holds (static).
+        decode_only: every row has one token and T == R: token r is row r (static).
+        backend: name in `paged.attention.BACKENDS` (static).
+    """
+
+    page_tables: jax.Array
+    slots: jax.Array
+    query_start: jax.Array
+    query_len: jax.Array
+    context_len: jax.Array
+    positions: jax.Array
+    write_index: jax.Array
+    tile_row: jax.Array
+    tile_start: jax.Array
+    num_tiles: jax.Array
+    tile_size: int = struct.field(pytree_node=False)
+    decode_only: bool = struct.field(pytree_node=False)
+    backend: str = struct.field(pytree_node=False)
+
+
+def attention_metadata(
+    page_tables: jax.Array,
+    slots: jax.Array,
+    query_len: jax.Array,
+    context_len: jax.Array,
+    *,
+    num_tokens: int,
+    page_size: int,
+    tile_size: int,
+    decode_only: bool,
+    backend: str,
+) -> AttentionMetadata:
+    """Derive the metadata of a step from its rows (see `AttentionMetadata` for shapes).
+
+    Tokens of a row are contiguous and rows follow each other, so the rest follows from the lengths.
+    Padding rows stand last.
+    """
+    num_rows = slots.shape[0]
+    query_end = jnp.cumsum(query_len)
+    query_start = query_end - query_len
+    token = jnp.arange(num_tokens, dtype=jnp.int32)
+    row = jnp.minimum(jnp.searchsorted(query_end, token, side="right"), num_rows - 1)
+    is_token = token < query_end[-1]
+    positions = jnp.where(is_token, context_len[row] + token - query_start[row], 0)
+    page = page_tables[slots[row], positions // page_size]
+    write_index = jnp.where(
+        is_token, page * page_size + positions % page_size, _DROPPED + token
+    ).astype(jnp.int32)
+
+    tiles = jnp.where(query_len > 1, -(-query_len // tile_size), 0)
+    tile_end = jnp.cumsum(tiles)
+    tile = jnp.arange(num_tokens // tile_size + num_rows, dtype=jnp.int32)
+    tile_row = jnp.minimum(jnp.searchsorted(tile_end, tile, side="right"), num_rows - 1)
+    tile_start = (tile - (tile_end - tiles)[tile_row]) * tile_size
+    return AttentionMetadata(
+        page_tables=page_tables,
+        slots=slots,
+        query_start=jnp.minimum(query_start, num_tokens - 1).astype(jnp.int32),
+        query_len=query_len,
+        context_len=context_len,
+        positions=positions.astype(jnp.int32),
+        write_index=write_index,
+        tile_row=tile_row.astype(jnp.int32),
+        tile_start=tile_start.astype(jnp.int32),
+        num_tiles=tile_end[-1].astype(jnp.int32),
+        tile_size=tile_size,
+        decode_only=decode_only,
+        backend=backend,
+    )

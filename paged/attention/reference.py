@@ -1,0 +1,166 @@
+"""Attention over pages in plain XLA: right everywhere, and fast enough to serve on a CPU.
+
+Both paths walk the context in spans of `SPAN` positions with a running maximum and sum (online
+softmax, Milakov and Gimelshein 2018), as many spans as the longest row needs: the work follows
+the real lengths although the shapes are static, and the result of a row does not depend on the
+page size or on what else is in the batch.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from paged.attention.metadata import AttentionMetadata
+
+TILE_SIZE = 64
+SPAN = 128
+_MASKED = -1e30
+
+Running = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def decode_attention(
+    q: jax.Array,
+    pages: jax.Array,
+    lengths: jax.Array,
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+) -> jax.Array:
+    """See `paged.attention.DecodeAttention`."""
+    num_rows, num_heads, head_dim = q.shape
+    kv_heads = pages.shape[2] // 2
+    tables = meta.page_tables[meta.slots]
+    queries = q.reshape(num_rows, kv_heads, num_heads // kv_heads, 1, head_dim)
+    position = lengths[:, None] - 1
+
+    def step(span: jax.Array, running: Running) -> Running:
+        k, v = _gather_span(pages, tables, span)
+        return _attend(
+            running, queries, k, v, span, position, scale=scale, window=window, soft_cap=soft_cap
+        )
+
+    first = 0 if window is None else jnp.maximum(jnp.min(lengths) - window, 0) // SPAN
+    last = -(-jnp.max(lengths) // SPAN)
+    out = _finish(lax.fori_loop(first, last, step, _start(queries)))
+    return out.reshape(q.shape).astype(q.dtype)
+
+
+def prefill_attention(
+    q: jax.Array,
+    pages: jax.Array,
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+) -> jax.Array:
+    """See `paged.attention.PrefillAttention`."""
+    num_tokens, num_heads, head_dim = q.shape
+    kv_heads = pages.shape[2] // 2
+    size = meta.tile_size
+    # A chunk's last tile may reach past the flat tokens; the next tile overwrites what it spills.
+    padded = jnp.pad(q, ((0, size), (0, 0), (0, 0)))
+
+    def tile(n: jax.Array, out: jax.Array) -> jax.Array:
+        row, start = meta.tile_row[n], meta.tile_start[n]
+        begin = meta.query_start[row] + start
+        queries = lax.dynamic_slice_in_dim(padded, begin, size)
+        queries = queries.reshape(1, size, kv_heads, num_heads // kv_heads, head_dim)
+        queries = queries.transpose(0, 2, 3, 1, 4)
+        first_position = meta.context_len[row] + start
+        position = first_position + jnp.arange(size, dtype=jnp.int32)[None]
+        table = meta.page_tables[meta.slots[row]][None]
+
+        def step(span: jax.Array, running: Running) -> Running:
+            k, v = _gather_span(pages, table, span)
+            return _attend(
+                running,
+                queries,
+                k,
+                v,
+                span,
+                position,
+                scale=scale,
+                window=window,
+                soft_cap=soft_cap,
+            )
+
+        seen = meta.context_len[row] + jnp.minimum(start + size, meta.query_len[row])
+        first = 0 if window is None else jnp.maximum(first_position - window + 1, 0) // SPAN
+        done = _finish(lax.fori_loop(first, -(-seen // SPAN), step, _start(queries)))
+        done = done.transpose(0, 3, 1, 2, 4).reshape(size, num_heads, head_dim)
+        return lax.dynamic_update_slice_in_dim(out, done.astype(q.dtype), begin, axis=0)
+
+    return lax.fori_loop(0, meta.num_tiles, tile, jnp.zeros_like(padded))[:num_tokens]
+
+
+def _gather_span(
+    pages: jax.Array, tables: jax.Array, span: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Keys and values [R, SPAN, Hkv, D] at positions span * SPAN onwards of each table [R, P]."""
+    page_size, heads = pages.shape[1], pages.shape[2]
+    position = span * SPAN + jnp.arange(SPAN, dtype=jnp.int32)
+    page = tables[:, jnp.minimum(position // page_size, tables.shape[1] - 1)]
+    kv = pages[page, position % page_size]
+    return kv[:, :, : heads // 2], kv[:, :, heads // 2 :]
+
+
+def _start(queries: jax.Array) -> Running:
+    """Output, maximum and sum of a softmax over nothing, for queries [R, Hkv, G, Q, D]."""
+    rows = queries.shape[:-1]
+    return (
+        jnp.zeros(queries.shape, jnp.float32),
+        jnp.full(rows, _MASKED, jnp.float32),
+        jnp.zeros(rows, jnp.float32),
+    )
+
+
+def _attend(
+    running: Running,
+    queries: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    span: jax.Array,
+    position: jax.Array,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+) -> Running:
+    """Fold one span of keys and values into the running softmax.
+
+    Args:
+        queries: [R, Hkv, G, Q, D]; k, v: [R, SPAN, Hkv, D].
+        position: [R, Q] int32 position of each query; a negative one sees nothing.
+    """
+    out, maximum, total = running
+    scores = jnp.einsum("rhgqd,rshd->rhgqs", queries, k, preferred_element_type=jnp.float32) * scale
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    key_position = span * SPAN + jnp.arange(SPAN, dtype=jnp.int32)
+    visible = key_position <= position[..., None]
+    if window is not None:
+        visible &= key_position > position[..., None] - window
+    visible = visible[:, None, None]
+    scores = jnp.where(visible, scores, _MASKED)
+    new_maximum = jnp.maximum(maximum, scores.max(axis=-1))
+    weights = jnp.where(visible, jnp.exp(scores - new_maximum[..., None]), 0.0)
+    decay = jnp.exp(maximum - new_maximum)
+    values = jnp.einsum(
+        "rhgqs,rshd->rhgqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
+    )
+    return (
+        out * decay[..., None] + values,
+        new_maximum,
+        total * decay + weights.sum(axis=-1),
+    )
+
+
+def _finish(running: Running) -> jax.Array:
+    out, _, total = running
+    return out / jnp.maximum(total, 1e-30)[..., None]

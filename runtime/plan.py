@@ -1,0 +1,80 @@
+"""What the scheduler decides for one step, as plain data handed to the device side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from paged.runtime.sequence import FinishReason, Sequence
+
+
+class Row(NamedTuple):
+    """One sequence's part in a step: its tokens at positions start to start + length.
+
+    Attributes:
+        sequence: whose tokens.
+        slot: its row in the device state (kept here: a preemption may take the slot away while
+            the step is in flight).
+        start: position of the first token, equal to its tokens in pages before the step.
+        length: tokens, at least one.
+        samples: whether the step's last token of this row is the newest of its sequence, so that
+            a new token is sampled after it.
+    """
+
+    sequence: Sequence
+    slot: int
+    start: int
+    length: int
+    samples: bool
+
+
+class PageUpdate(NamedTuple):
+    """Entry `index` of the slot's page table becomes `page`."""
+
+    slot: int
+    index: int
+    page: int
+
+
+class PageCopy(NamedTuple):
+    """Page `source` is copied to `target` before the step (copy-on-write)."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One step.
+
+    Attributes:
+        rows: rows of one token first, then chunks; never empty.
+        admitted: sequences that were given a slot in this step (their slot state is reset).
+        page_updates: changes to the device's page tables, to apply before the step.
+        copies: pages to copy before the step; no target is a source.
+    """
+
+    rows: tuple[Row, ...]
+    admitted: tuple[Sequence, ...]
+    page_updates: tuple[PageUpdate, ...]
+    copies: tuple[PageCopy, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.length for row in self.rows)
+
+
+class TokenEvent(NamedTuple):
+    """What a finished step means for one sequence.
+
+    Attributes:
+        sequence: whose token.
+        row: index of the row in its plan.
+        token: the new output token.
+        finish_reason: set if this token ended the sequence.
+    """
+
+    sequence: Sequence
+    row: int
+    token: int
+    finish_reason: FinishReason | None
