@@ -1,0 +1,118 @@
+"""Engine flags, each declared once: name, default, help. The command line, the documentation and
+the keywords of `LLM(...)` all come from `EngineConfig`'s fields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, Literal
+
+from paged.runtime.errors import ConfigError
+
+PAGE_SIZES = (8, 16, 32, 64, 128)
+MAX_LOGPROBS = 20
+
+
+def _flag(default: Any, help: str, *, flag: str | None = None) -> Any:
+    """A field with its help text; `flag` is its command-line name if not the field's own."""
+    return field(default=default, metadata={"help": help, "flag": flag})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Everything the engine is told. Made once; derived values live in other records."""
+
+    model: str | None = _flag(
+        None,
+        "Folder, GGUF file or Hugging Face hub id of the model; "
+        "without one, the embedded SmolLM2-135M-Instruct.",
+    )
+    tokenizer: str | None = _flag(None, "Folder or hub id of another tokenizer.")
+    skip_tokenizer_init: bool = _flag(False, "Token ids in and out only; load no tokenizer.")
+    revision: str | None = _flag(None, "Branch, tag or commit of the hub repository.")
+    download_dir: str | None = _flag(None, "Where hub files are cached; default the hub's own.")
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = _flag(
+        "auto", "Weight format; 'dummy' makes random weights from config.json alone."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _flag(
+        "auto", "Element type of weights and activations; auto is the checkpoint's, float32 on CPU."
+    )
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = _flag(
+        "auto", "Element type of the KV cache; auto is that of the weights."
+    )
+    max_model_len: int | None = _flag(
+        None,
+        "Most tokens of a sequence, prompt and output; default the model's own length, "
+        "-1 for the longest that fits in memory.",
+    )
+    seed: int = _flag(0, "Seed of dummy weights and of requests that bring none.")
+    generation_config: str = _flag(
+        "auto",
+        "Where request defaults come from: 'auto' the model's generation_config.json, "
+        "'paged' neutral ones.",
+    )
+    gpu_memory_utilization: float = _flag(
+        0.9, "Share of the device's memory for weights, step memory and KV pages."
+    )
+    kv_cache_memory: int | None = _flag(
+        None,
+        "Bytes for KV pages (as 2g or 512m); overrides the share above. On CPU default 1g.",
+    )
+    block_size: int = _flag(16, "Tokens per KV page: 8, 16, 32, 64 or 128.")
+    enable_prefix_caching: bool = _flag(True, "Keep and share the pages of common prefixes.")
+    max_num_seqs: int | None = _flag(
+        None, "Most sequences in a step; default 256 on GPU (1024 from 70 GiB up), 32 on CPU."
+    )
+    max_num_batched_tokens: int | None = _flag(
+        None, "Most tokens in a step; default 8192 on GPU, 512 on CPU."
+    )
+    enable_chunked_prefill: bool = _flag(True, "Split prompts over steps, mixed with decodes.")
+    long_prefill_token_threshold: int = _flag(
+        0, "Most tokens of one prompt in a step; 0 for no limit of its own."
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = _flag(
+        "fcfs", "Order of requests: first come first served, or by priority."
+    )
+    max_logprobs: int = _flag(
+        MAX_LOGPROBS, f"Most log-probabilities a request may ask for, up to {MAX_LOGPROBS}."
+    )
+    attention_backend: Literal["auto", "xla", "triton"] = _flag(
+        "auto", "Attention over pages; auto is triton on GPU and xla elsewhere."
+    )
+    compile_cache_dir: str | None = _flag(
+        None, "Folder of the persistent compilation cache; default ~/.cache/paged/jit, '' for none."
+    )
+
+    def __post_init__(self) -> None:
+        if self.block_size not in PAGE_SIZES:
+            raise ConfigError(
+                f"--block-size must be one of {', '.join(map(str, PAGE_SIZES))}, "
+                f"got {self.block_size}"
+            )
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                "--gpu-memory-utilization must be above 0 and at most 1, "
+                f"got {self.gpu_memory_utilization}"
+            )
+        if not 0 <= self.max_logprobs <= MAX_LOGPROBS:
+            raise ConfigError(
+                f"--max-logprobs must be between 0 and {MAX_LOGPROBS}, got {self.max_logprobs}"
+            )
+        if self.max_model_len is not None and self.max_model_len != -1 and self.max_model_len < 2:
+            raise ConfigError(
+                f"--max-model-len must be at least 2, or -1, got {self.max_model_len}"
+            )
+        for name in ("kv_cache_memory", "max_num_seqs", "max_num_batched_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        if self.long_prefill_token_threshold < 0:
+            raise ConfigError(
+                "--long-prefill-token-threshold must be at least 0, "
+                f"got {self.long_prefill_token_threshold}"
+            )
+
+
+def flags() -> tuple[Field[Any], ...]:
+    """The fields of `EngineConfig`, with help in their metadata."""
+    return fields(EngineConfig)

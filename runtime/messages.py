@@ -1,0 +1,107 @@
+"""What passes between the front (text, HTTP) and the engine core (tokens, device).
+
+The front tokenises, detokenises and applies stop strings; the core knows token ids alone. Both
+sides may live in one process or in two: these records are plain msgspec structs.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from paged.runtime.sampling_params import SamplingParams
+
+
+class EngineRequest(msgspec.Struct, frozen=True):
+    """A validated request.
+
+    Attributes:
+        request_id: unique in the engine while the request lives.
+        prompt_token_ids: 1 to max_model_len - 1 ids, all in the vocabulary.
+        params: validated; max_tokens is set.
+        priority: lower first, under the priority policy.
+        arrival_time: seconds, `time.time`.
+        cache_salt: keeps prefix cache entries apart; "" shares.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    priority: int = 0
+    arrival_time: float = 0.0
+    cache_salt: str = ""
+
+
+class Candidates(msgspec.Struct, frozen=True):
+    """Log-probabilities at one position.
+
+    Attributes:
+        token: the chosen (or given) token.
+        logprob, rank: its own.
+        top_tokens, top_logprobs: the most likely ones asked for, best first.
+    """
+
+    token: int
+    logprob: float
+    rank: int
+    top_tokens: list[int]
+    top_logprobs: list[float]
+
+
+class SequenceOutput(msgspec.Struct, frozen=True):
+    """News of one sequence from one step.
+
+    Attributes:
+        request_id, index: which sequence.
+        token_ids: new tokens (the one that ended it included).
+        logprobs: an entry per new token, if asked for.
+        prompt_logprobs: entries for prompt positions 1 onwards, all at once, with the first news
+            of sequence 0, if asked for.
+        finish_reason: set on the last news: "stop", "length", "abort" or "error".
+        stop_reason: the stop token id that ended it; None for end-of-sequence.
+        error: what went wrong, when finish_reason is "error".
+        num_cached_tokens: prompt tokens found in the prefix cache.
+        first_scheduled_time: seconds, `time.time`.
+    """
+
+    request_id: str
+    index: int
+    token_ids: list[int]
+    logprobs: list[Candidates] | None = None
+    prompt_logprobs: list[Candidates] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    error: str | None = None
+    num_cached_tokens: int = 0
+    first_scheduled_time: float | None = None
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    """A snapshot of the core, for metrics and logs. Counters only grow.
+
+    Attributes:
+        num_running, num_waiting: sequences.
+        kv_cache_usage: share of pages in use by sequences, 0 to 1.
+        num_pages, num_free_pages, num_cached_pages, page_size: the pool.
+        kv_waste: share of the token places in used pages that hold no token, 0 to 1.
+        prompt_tokens, generation_tokens: counters, tokens computed and tokens sampled.
+        prefix_cache_queries, prefix_cache_hits: counters, prompt tokens.
+        num_preemptions: counter.
+        num_steps: counter.
+        compiles_after_warmup: counter; 0 unless something is wrong.
+    """
+
+    num_running: int
+    num_waiting: int
+    kv_cache_usage: float
+    num_pages: int
+    num_free_pages: int
+    num_cached_pages: int
+    page_size: int
+    kv_waste: float
+    prompt_tokens: int
+    generation_tokens: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    num_preemptions: int
+    num_steps: int
+    compiles_after_warmup: int

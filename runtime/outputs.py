@@ -1,0 +1,92 @@
+"""What callers get back, with vLLM's names and meanings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Logprob(NamedTuple):
+    """One candidate token at one position.
+
+    Attributes:
+        logprob: log-probability before temperature, penalties and biases.
+        rank: 1 for the most likely token.
+        decoded_token: its text; None without a tokenizer.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+TokenLogprobs = dict[int, Logprob]
+"""The chosen token and the most likely ones at one position, by token id."""
+
+
+@dataclass
+class CompletionOutput:
+    """One sequence of a request.
+
+    Attributes:
+        index: 0 to n - 1.
+        text: the output text, whole or new since the last output (see RequestOutputKind).
+        token_ids: likewise, token ids.
+        cumulative_logprob: sum of the chosen tokens' log-probabilities; None if not asked for.
+        logprobs: an entry per entry of token_ids; None if not asked for.
+        finish_reason: "stop", "length", "abort" or "error"; None while it runs.
+        stop_reason: the stop string or stop token id that ended it; None for end-of-sequence.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass
+class RequestMetrics:
+    """Times of a request, in seconds on the clock of `time.time` (None: not yet).
+
+    Attributes:
+        arrival_time: when the request came in.
+        first_scheduled_time: when its first token entered a step.
+        first_token_time: when its first output token was read.
+        finished_time: when its last sequence ended.
+    """
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    finished_time: float | None = None
+
+
+@dataclass
+class RequestOutput:
+    """A request's state, final or streamed.
+
+    Attributes:
+        request_id: unique in the engine.
+        prompt: the prompt's text; None if it came as token ids.
+        prompt_token_ids: the prompt.
+        prompt_logprobs: per prompt token, None for the first; None if not asked for.
+        outputs: its sequences, by index.
+        finished: every sequence has ended.
+        num_cached_tokens: prompt tokens taken from the prefix cache.
+        metrics: times.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[TokenLogprobs | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int
+    metrics: RequestMetrics

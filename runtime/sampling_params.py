@@ -1,0 +1,164 @@
+"""How a request wants its tokens chosen, with vLLM's names, defaults and meanings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from paged.runtime.errors import InvalidRequest, Unsupported
+
+MAX_N = 128
+MAX_STOP_STRINGS = 64
+MAX_TOKEN_RULES = 512
+_GREEDY_BELOW = 1e-5
+_MIN_TEMPERATURE = 0.01
+
+
+class RequestOutputKind(Enum):
+    """What each `RequestOutput` of a stream holds."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """Sampling parameters of one request.
+
+    Attributes:
+        n: sequences to generate from the prompt.
+        temperature: 0 is greedy; logits are divided by it.
+        top_p: keep the smallest set of most likely tokens with at least this probability.
+        top_k: keep the k most likely tokens; 0 or -1 keeps all.
+        min_p: drop tokens less likely than this share of the most likely one.
+        repetition_penalty: above 1 discourages tokens of the prompt and of the output.
+        presence_penalty, frequency_penalty: subtracted from the logits of output tokens, once
+            and per occurrence.
+        logit_bias: added to the logits of these token ids.
+        seed: makes the tokens reproducible; sequence i of n uses seed + i.
+        max_tokens: output tokens at most; None leaves it to the model's length.
+        min_tokens: no end before this many output tokens.
+        stop: strings that end the output; not part of it unless include_stop_str_in_output.
+        stop_token_ids: token ids that end the output.
+        ignore_eos: go on after the model's end-of-sequence token.
+        logprobs: return the chosen token's log-probability and those of this many most likely.
+        prompt_logprobs: the same for the prompt's tokens.
+        detokenize: False gives token ids alone; needs no tokenizer.
+        skip_special_tokens: leave special tokens out of the text.
+        output_kind: what each streamed output holds.
+
+    Raises:
+        InvalidRequest: a value out of its range; names the field, the value and the range.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+    def __post_init__(self) -> None:
+        _check_ranges(self)
+        _check_stops(self)
+        if self.n > 1 and self.greedy:
+            raise InvalidRequest(
+                f"n must be 1 when using greedy sampling (temperature 0), got {self.n}", "n"
+            )
+        if not self.spaces_between_special_tokens:
+            raise Unsupported(
+                "spaces_between_special_tokens=False is not supported",
+                "spaces_between_special_tokens",
+            )
+        num_rules = len(self.logit_bias or ()) + len(self.stop_token_ids or ())
+        if num_rules > MAX_TOKEN_RULES:
+            raise InvalidRequest(
+                f"logit_bias and stop_token_ids may name {MAX_TOKEN_RULES} tokens together, "
+                f"got {num_rules}",
+                "logit_bias",
+            )
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < _GREEDY_BELOW
+
+    @property
+    def effective_temperature(self) -> float:
+        """0 for greedy; else at least 0.01, below which float32 softmax is greedy anyway."""
+        return 0.0 if self.greedy else max(self.temperature, _MIN_TEMPERATURE)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+def _check_ranges(params: SamplingParams) -> None:
+    def check(name: str, ok: bool, allowed: str) -> None:
+        if not ok:
+            raise InvalidRequest(f"{name} must be {allowed}, got {getattr(params, name)}", name)
+
+    check("n", 1 <= params.n <= MAX_N, f"between 1 and {MAX_N}")
+    check("temperature", 0 <= params.temperature < float("inf"), "a finite number of at least 0")
+    check("top_p", 0 < params.top_p <= 1, "above 0 and at most 1")
+    check("top_k", params.top_k >= -1, "-1 or 0 (off), or at least 1")
+    check("min_p", 0 <= params.min_p <= 1, "between 0 and 1")
+    check("repetition_penalty", 0 < params.repetition_penalty < float("inf"), "above 0")
+    for name in ("presence_penalty", "frequency_penalty"):
+        check(name, -2 <= getattr(params, name) <= 2, "between -2 and 2")
+    if params.seed is not None:
+        check("seed", -(2**63) <= params.seed < 2**63, "a 64-bit integer")
+    if params.max_tokens is not None:
+        check("max_tokens", params.max_tokens >= 1, "at least 1")
+        limit = f"between 0 and max_tokens ({params.max_tokens})"
+        check("min_tokens", 0 <= params.min_tokens <= params.max_tokens, limit)
+    check("min_tokens", params.min_tokens >= 0, "at least 0")
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        check(name, value is None or value >= 0, "at least 0")
+    for token, bias in (params.logit_bias or {}).items():
+        if not -100 <= bias <= 100:
+            raise InvalidRequest(
+                f"logit_bias must be between -100 and 100, got {bias} for token {token}",
+                "logit_bias",
+            )
+
+
+def _check_stops(params: SamplingParams) -> None:
+    stops = params.stop_strings
+    if any(stop == "" for stop in stops):
+        raise InvalidRequest("stop must not hold an empty string", "stop")
+    if len(stops) > MAX_STOP_STRINGS:
+        raise InvalidRequest(
+            f"stop may hold {MAX_STOP_STRINGS} strings, got {len(stops)}", "stop"
+        )
+    if stops and not params.detokenize:
+        raise InvalidRequest("stop strings need detokenize=True", "stop")
+
+
+def with_model_defaults(defaults: dict[str, Any]) -> SamplingParams:
+    """The parameters of a request that sets none, under a model's generation_config.json."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    known = {name: defaults[name] for name in names if defaults.get(name) is not None}
+    if defaults.get("max_new_tokens") is not None:
+        known["max_tokens"] = defaults["max_new_tokens"]
+    return SamplingParams(**known)
