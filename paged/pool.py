@@ -1,0 +1,174 @@
+"""The pool: who holds which page of the KV cache, and which pages can be read again.
+
+Every page but the null page is in one of three states, and the three always add up:
+
+    free --allocate--> used --release--> cached (if it carries a hash) --allocate--> used
+      ^                  |                  |
+      +-----release------+                  +--share--> used
+
+A used page is held by one or more page tables, which the pool counts. A cached page is held by
+nobody but carries the hash of its content; it is shared again on a hit, or evicted, least recently
+used first, when the free pages run out. All operations take constant time per page.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+# Page tables are padded with it: it belongs to nobody and nothing reads it unmasked.
+NULL_PAGE = 0
+
+
+class OutOfPages(RuntimeError):
+    """More pages were asked for than are free or can be evicted."""
+
+    def __init__(self, needed: int, available: int) -> None:
+        super().__init__(f"{needed} pages needed, {available} available")
+        self.needed = needed
+        self.available = available
+
+
+class PagePool:
+    """Counts the references to pages 1 to num_pages - 1 and finds them by their hash.
+
+    Attributes:
+        num_pages: pages of the cache, the null page included.
+        page_size: tokens a page holds.
+        enable_prefix_caching: whether pages keep their hash when nobody holds them any more.
+        num_evicted: cached pages taken for new content so far.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, enable_prefix_caching: bool = True) -> None:
+        if num_pages < 2 or page_size < 1:
+            raise ValueError(
+                f"a pool needs at least 2 pages (one is the null page) of at least 1 token, "
+                f"got num_pages={num_pages} and page_size={page_size}"
+            )
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.num_evicted = 0
+        self._references = [0] * num_pages
+        self._free = list(range(num_pages - 1, NULL_PAGE, -1))  # a stack: page 1 is taken first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._hash_of: dict[int, bytes] = {}
+        self._page_of: dict[bytes, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_available(self) -> int:
+        """Pages that `allocate` can still give out."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_pages - 1 - self.num_available
+
+    def ref_count(self, page: int) -> int:
+        """How many page tables hold the page."""
+        return self._references[page]
+
+    def can_allocate(self, count: int, shared: Sequence[int] = ()) -> bool:
+        """Whether `count` pages can be allocated after the pages `shared` have been shared."""
+        revived = sum(not self._references[page] for page in shared)
+        return count <= self.num_available - revived
+
+    def allocate(self, count: int) -> list[int]:
+        """Take pages for new content: free ones first, then the least recently used cached ones.
+
+        Raises:
+            OutOfPages: there are fewer than `count`; none is taken.
+        """
+        if count > self.num_available:
+            raise OutOfPages(count, self.num_available)
+        while len(self._free) < count:
+            self._evict()
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            self._references[page] = 1
+        return pages
+
+    def share(self, pages: Sequence[int]) -> None:
+        """Add a reference to each page; all must be used or cached."""
+        for page in pages:
+            if not self._references[page]:
+                assert page in self._cached, f"page {page} is free: it has no content to share"
+                del self._cached[page]
+            self._references[page] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Drop a reference to each page; those that nobody holds any more are cached or free.
+
+        Args:
+            pages: in the order of their page table. The last is released first, and so evicted
+                first: a prefix without its tail is worth more than a tail without its prefix.
+        """
+        for page in reversed(pages):
+            assert self._references[page], f"page {page} is released more often than it was taken"
+            self._references[page] -= 1
+            if self._references[page]:
+                continue
+            if page in self._hash_of:
+                self._cached[page] = None
+            else:
+                self._free.append(page)
+
+    def register(self, page: int, content: bytes) -> None:
+        """Let a used page be found by the hash of its content.
+
+        If another page holds that hash already, this one stays without: a hash names one page.
+        """
+        assert self._references[page], f"page {page} is not used: its content is undefined"
+        assert page not in self._hash_of, f"page {page} already carries a hash"
+        if self.enable_prefix_caching and content not in self._page_of:
+            self._page_of[content] = page
+            self._hash_of[page] = content
+
+    def match(self, hashes: Sequence[bytes]) -> list[int]:
+        """Pages that hold the longest known prefix of a hash chain. Takes no references."""
+        pages = []
+        for content in hashes:
+            page = self._page_of.get(content)
+            if page is None:
+                break
+            pages.append(page)
+        return pages
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all content; refused (False) while any page is used."""
+        if self.num_used:
+            return False
+        self._free.extend(self._cached)
+        self._cached.clear()
+        self._hash_of.clear()
+        self._page_of.clear()
+        return True
+
+    def check(self) -> None:
+        """Assert that every page is free, used or cached, and that hashes and pages agree."""
+        free, cached = set(self._free), set(self._cached)
+        used = {page for page, count in enumerate(self._references) if count}
+        assert len(free) == len(self._free), "a page is free twice"
+        assert all(count >= 0 for count in self._references), "a reference count is negative"
+        assert free | cached | used == set(range(1, self.num_pages)), "a page is in no state"
+        total = len(free) + len(cached) + len(used)
+        assert total == self.num_pages - 1, "a page is in two states"
+        assert len(used) == self.num_used, "the counts do not add up"
+        assert cached <= self._hash_of.keys(), "a page without a hash is cached"
+        assert not free & self._hash_of.keys(), "a page with a hash is free"
+        assert {page: content for content, page in self._page_of.items()} == self._hash_of
+
+    def _evict(self) -> None:
+        """Free the least recently used cached page; its hash is forgotten."""
+        page, _ = self._cached.popitem(last=False)
+        del self._page_of[self._hash_of.pop(page)]
+        self._free.append(page)
+        self.num_evicted += 1
