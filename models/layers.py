@@ -1,0 +1,177 @@
+"""The parts that decoder families are composed of: descriptions of weights and pure functions."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from paged.attention import AttentionMetadata
+from paged.cache import PagedKVCache
+from paged.models.config import ModelConfig
+from paged.models.rope import Rotation, rotation
+from paged.models.weights import Dense, Embedding, Linear, embedding, fused_linear, linear, vector
+
+
+@struct.dataclass
+class LayerParams:
+    """Weights of one pre-norm decoder layer.
+
+    Attributes:
+        attention_norm, mlp_norm: [D].
+        qkv: D to [Hkv, G + 2, E]: the query heads of a group, then its key, then its value head.
+        out: Hq * E to D.
+        gate_up: D to [2, F].
+        down: F to D.
+    """
+
+    attention_norm: jax.Array
+    qkv: Linear
+    out: Linear
+    mlp_norm: jax.Array
+    gate_up: Linear
+    down: Linear
+
+
+@struct.dataclass
+class DecoderParams:
+    """Weights of a decoder.
+
+    Attributes:
+        embedding: of the tokens; also makes the logits when `head` is None.
+        layers: one record a layer.
+        final_norm: [D].
+        head: D to V, or None when tied to the embedding.
+    """
+
+    embedding: Embedding
+    layers: tuple[Any, ...]
+    final_norm: jax.Array
+    head: Linear | None
+
+
+class Layer(Protocol):
+    """One layer: x [T, D] and the layer's pages in, the same out. `config`, `window` static."""
+
+    def __call__(
+        self,
+        params: Any,
+        x: jax.Array,
+        pages: jax.Array,
+        angles: Rotation,
+        meta: AttentionMetadata,
+        *,
+        config: ModelConfig,
+        window: int | None,
+    ) -> tuple[jax.Array, jax.Array]: ...
+
+
+def norm(name: str, size: int) -> Any:
+    """Description of a norm's weight."""
+    return vector(f"{name}.weight", size, "ones")
+
+
+def qkv_projection(prefix: str, config: ModelConfig, *, bias: bool) -> Dense:
+    """Description of the fused query, key and value projections (see `LayerParams.qkv`)."""
+    heads, size = config.num_kv_heads, config.head_dim
+    parts = {
+        f"{prefix}.q_proj": (heads, config.group_size, size),
+        f"{prefix}.k_proj": (heads, 1, size),
+        f"{prefix}.v_proj": (heads, 1, size),
+    }
+    axes = (None, "heads", None, None)
+    return fused_linear(parts, config.hidden_size, bias=bias, join_axis=1, axes=axes)
+
+
+def out_projection(prefix: str, config: ModelConfig, *, bias: bool) -> Dense:
+    """Description of the projection from the heads back to the residual stream."""
+    inputs = config.num_heads * config.head_dim
+    axes = ("heads", None)
+    return linear(f"{prefix}.o_proj", inputs, config.hidden_size, bias=bias, axes=axes)
+
+
+def gate_up_projection(prefix: str, config: ModelConfig, *, bias: bool) -> Dense:
+    """Description of the fused gate and up projections of a gated MLP."""
+    size = config.intermediate_size
+    parts = {f"{prefix}.gate_proj": (1, size), f"{prefix}.up_proj": (1, size)}
+    axes = (None, None, "mlp")
+    return fused_linear(parts, config.hidden_size, bias=bias, join_axis=0, axes=axes)
+
+
+def down_projection(prefix: str, config: ModelConfig, *, bias: bool) -> Dense:
+    """Description of the projection from the MLP back to the residual stream."""
+    inputs = config.intermediate_size
+    axes = ("mlp", None)
+    return linear(f"{prefix}.down_proj", inputs, config.hidden_size, bias=bias, axes=axes)
+
+
+def decoder_specs(config: ModelConfig, layers: tuple[Any, ...]) -> DecoderParams:
+    """Description of a decoder around the descriptions of its layers."""
+    vocab_size, hidden_size = config.vocab_size, config.hidden_size
+    head = linear("lm_head", hidden_size, vocab_size, axes=(None, "vocab"))
+    return DecoderParams(
+        embedding=embedding("model.embed_tokens.weight", vocab_size, hidden_size),
+        layers=layers,
+        final_norm=norm("model.norm", hidden_size),
+        head=None if config.tie_word_embeddings else head,
+    )
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """Scale x [..., D] to unit mean square, then by `weight` [D]; in float32, back to x's dtype."""
+    wide = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return (wide * scale * weight.astype(jnp.float32)).astype(x.dtype)
+
+
+def split_qkv(qkv: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """[T, Hkv, G + 2, E] to queries [T, Hq, E], keys and values [T, Hkv, E]."""
+    tokens, heads, rows, size = qkv.shape
+    queries = qkv[:, :, :-2].reshape(tokens, heads * (rows - 2), size)
+    return queries, qkv[:, :, -2], qkv[:, :, -1]
+
+
+def merge_heads(x: jax.Array) -> jax.Array:
+    """[T, H, E] to [T, H * E]."""
+    return x.reshape(x.shape[0], -1)
+
+
+def gated_silu(gate_up: jax.Array) -> jax.Array:
+    """silu(gate) * up for [T, 2, F], in float32; returns [T, F] in the input's dtype."""
+    gate, up = gate_up[:, 0].astype(jnp.float32), gate_up[:, 1].astype(jnp.float32)
+    return (jax.nn.silu(gate) * up).astype(gate_up.dtype)
+
+
+def decode(
+    layer: Layer,
+    params: DecoderParams,
+    config: ModelConfig,
+    tokens: jax.Array,
+    cache: PagedKVCache,
+    meta: AttentionMetadata,
+) -> tuple[jax.Array, PagedKVCache]:
+    """Run tokens [T] int32 through all layers.
+
+    A Python loop over separate arrays: a scan would copy each layer's weights at every step. The
+    layer is jitted by its family, so that it is traced once for all layers with the same window.
+
+    Returns:
+        (hidden states after the final norm [T, D], cache with this step's keys and values).
+    """
+    x = params.embedding.lookup(tokens)
+    angles = rotation(config, meta.positions)
+    layers = []
+    for weights, pages, window in zip(params.layers, cache.layers, config.windows, strict=True):
+        x, pages = layer(weights, x, pages, angles, meta, config=config, window=window)
+        layers.append(pages)
+    return rms_norm(x, params.final_norm, config.rms_norm_eps), PagedKVCache(tuple(layers))
+
+
+def logits(params: DecoderParams, config: ModelConfig, hidden: jax.Array) -> jax.Array:
+    """Logits [R, V] float32 of hidden states [R, D]."""
+    dtype = jnp.dtype(jnp.float32)
+    if params.head is None:
+        return params.embedding.unembed(hidden, dtype)
+    return params.head(hidden, dtype)

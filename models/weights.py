@@ -1,0 +1,187 @@
+"""The weight seam: what a parameter is, where it comes from, and how a weight multiplies.
+
+A family describes its parameters once, as a pytree of `ParamSpec` in the shape of its parameters.
+Initialising, loading, sharding and the memory estimate all come from that description. A weight is
+a pytree that knows how to multiply (`Linear`); models never ask how it is stored.
+
+Axis letters used on this floor: T flat tokens, K inputs and N outputs of a weight, V vocabulary,
+D size of the residual stream, Hq query heads, Hkv key/value heads, G = Hq / Hkv, E head size,
+F size of the MLP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+Init = Literal["normal", "ones", "zeros"]
+
+# Logical axis -> mesh axis. Axes that are absent, like the residual stream, are replicated.
+SHARDING_RULES = {"vocab": "tensor", "heads": "tensor", "mlp": "tensor"}
+
+
+class Linear(Protocol):
+    """A weight that multiplies: x [T, K] to [T, *N], in x's dtype unless another is asked for."""
+
+    def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array: ...
+
+
+@struct.dataclass
+class Dense:
+    """A plain weight.
+
+    Attributes:
+        kernel: [K, *N]; several output axes keep fused projections apart, and let each be sharded
+            by whole heads.
+        bias: [*N] or None.
+    """
+
+    kernel: jax.Array
+    bias: jax.Array | None = None
+
+    def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
+        out = jnp.tensordot(x, self.kernel, axes=1, preferred_element_type=dtype)
+        return out if self.bias is None else out + self.bias.astype(out.dtype)
+
+
+@struct.dataclass
+class Embedding:
+    """A vector for each token; tied models also multiply by it to get logits.
+
+    Attributes:
+        table: [V, D].
+    """
+
+    table: jax.Array
+
+    def lookup(self, tokens: jax.Array) -> jax.Array:
+        """[T] int32 to [T, D]. Ids beyond the table are clipped: only padding may have them."""
+        return jnp.take(self.table, tokens, axis=0, mode="clip")
+
+    def unembed(self, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+        """x [T, D] to [T, V] in `dtype`, reading the table as it lies (no transposed copy)."""
+        contract_last = (((1,), (1,)), ((), ()))
+        return jax.lax.dot_general(x, self.table, contract_last, preferred_element_type=dtype)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One checkpoint tensor that goes into a parameter.
+
+    Attributes:
+        name: in the checkpoint.
+        shape: in the checkpoint.
+        view: shape it takes, without moving elements, before the parts are joined.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    view: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """One parameter, without its memory.
+
+    Attributes:
+        parts: the checkpoint tensors it is made of.
+        shape: of the parameter.
+        axes: logical name of each axis, or None; see `SHARDING_RULES`.
+        init: how a random model starts.
+        join_axis: along which the views of the parts are joined.
+        transpose: the joined tensor has its inputs last (as Hugging Face checkpoints do) and the
+            parameter has them first.
+    """
+
+    parts: tuple[Part, ...]
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    init: Init
+    join_axis: int = 0
+    transpose: bool = False
+
+    def assemble(self, tensors: Sequence[jax.Array], dtype: jnp.dtype) -> jax.Array:
+        """Make the parameter of its checkpoint tensors, given in the order of `parts`."""
+        views = [
+            tensor.reshape(part.view).astype(dtype)
+            for tensor, part in zip(tensors, self.parts, strict=True)
+        ]
+        joined = jnp.concatenate(views, axis=self.join_axis) if len(views) > 1 else views[0]
+        return jnp.moveaxis(joined, -1, 0) if self.transpose else jnp.copy(joined)
+
+
+def vector(name: str, size: int, init: Init) -> ParamSpec:
+    """A parameter of one axis that every device holds whole, such as the weight of a norm."""
+    return ParamSpec((Part(name, (size,), (size,)),), (size,), (None,), init)
+
+
+def embedding(name: str, vocab_size: int, hidden_size: int) -> Embedding:
+    """Description of a token embedding stored as `name` [V, D]."""
+    shape = (vocab_size, hidden_size)
+    spec: Any = ParamSpec((Part(name, shape, shape),), shape, ("vocab", None), "normal")
+    return Embedding(spec)
+
+
+def linear(
+    name: str,
+    inputs: int,
+    outputs: int,
+    *,
+    bias: bool = False,
+    axes: tuple[str | None, str | None] = (None, None),
+) -> Dense:
+    """Description of a projection stored as `name`.weight [N, K] and `name`.bias [N]."""
+    return fused_linear({name: (outputs,)}, inputs, bias=bias, join_axis=0, axes=axes)
+
+
+def fused_linear(
+    parts: dict[str, tuple[int, ...]],
+    inputs: int,
+    *,
+    bias: bool,
+    join_axis: int,
+    axes: tuple[str | None, ...],
+) -> Dense:
+    """Description of several projections of one input, joined along one of their output axes.
+
+    Args:
+        parts: checkpoint name (without ".weight") to the output axes that part is viewed as.
+        inputs: K.
+        bias: each part also has a ".bias".
+        join_axis: which of the output axes the parts are joined along.
+        axes: logical names of [K, *N].
+    """
+    shapes = list(parts.values())
+    joined = list(shapes[0])
+    joined[join_axis] = sum(shape[join_axis] for shape in shapes)
+    weights = tuple(
+        Part(f"{name}.weight", (math.prod(view), inputs), (*view, inputs))
+        for name, view in parts.items()
+    )
+    biases = tuple(Part(f"{name}.bias", (math.prod(view),), view) for name, view in parts.items())
+    kernel: Any = ParamSpec(weights, (inputs, *joined), axes, "normal", join_axis, transpose=True)
+    offset: Any = ParamSpec(biases, tuple(joined), axes[1:], "zeros", join_axis) if bias else None
+    return Dense(kernel, offset)
+
+
+def param_bytes(specs: Any, dtype: jnp.dtype) -> int:
+    """Bytes that the described parameters take in `dtype`."""
+    elements = sum(math.prod(spec.shape) for spec in jax.tree.leaves(specs))
+    return elements * jnp.dtype(dtype).itemsize
+
+
+def param_shardings(specs: Any, mesh: Mesh) -> Any:
+    """The pytree of shardings for the described parameters on `mesh`."""
+
+    def sharding(spec: ParamSpec) -> NamedSharding:
+        rules = [SHARDING_RULES.get(axis) if axis else None for axis in spec.axes]
+        return NamedSharding(mesh, PartitionSpec(*rules))
+
+    return jax.tree.map(sharding, specs)
