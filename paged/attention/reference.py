@@ -102,11 +102,14 @@ def prefill_attention(
 def _gather_span(
     pages: jax.Array, tables: jax.Array, span: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Keys and values [R, SPAN, Hkv, D] at positions span * SPAN onwards of each table [R, P]."""
-    page_size, heads = pages.shape[1], pages.shape[2]
-    position = span * SPAN + jnp.arange(SPAN, dtype=jnp.int32)
-    page = tables[:, jnp.minimum(position // page_size, tables.shape[1] - 1)]
-    kv = pages[page, position % page_size]
+    """Keys and values [R, SPAN, Hkv, D] at positions span * SPAN onwards of each table [R, P].
+
+    Whole pages are gathered, which copies long runs; page sizes divide SPAN.
+    """
+    page_size, heads, head_dim = pages.shape[1:]
+    per_span = SPAN // page_size
+    entry = jnp.minimum(span * per_span + jnp.arange(per_span), tables.shape[1] - 1)
+    kv = pages[tables[:, entry]].reshape(-1, SPAN, heads, head_dim)
     return kv[:, :, : heads // 2], kv[:, :, heads // 2 :]
 
 

@@ -1,0 +1,35 @@
+"""Counting compilations, to prove that serving causes none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+
+_EVENT = "/jax/core/compile/backend_compile_duration"
+_count = 0
+
+
+def _on_event(event: str, duration: float, **_: object) -> None:
+    global _count
+    if event == _EVENT:
+        _count += 1
+
+
+jax.monitoring.register_event_duration_secs_listener(_on_event)
+
+
+def num_compiles() -> int:
+    """Programs that JAX has compiled, or fetched from its cache, in this process so far."""
+    return _count
+
+
+def use_compile_cache(folder: str | None) -> None:
+    """Keep compiled programs on disk; None is ~/.cache/paged/jit, "" keeps none."""
+    if folder == "":
+        return
+    path = Path(folder).expanduser() if folder else Path.home() / ".cache" / "paged" / "jit"
+    path.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -1,0 +1,284 @@
+"""The engine core: token ids in, token ids out.
+
+One thread drives it: `add` and `abort` between steps, `step` over and over while there is work.
+Each `step` schedules and enqueues the next step first and reads the one before it then, so that the
+device never waits for the host.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from paged.models.source import ModelSource
+from paged.pool import PagePool
+from paged.runtime.compiles import num_compiles
+from paged.runtime.config import EngineConfig
+from paged.runtime.errors import EngineDead, InvalidRequest
+from paged.runtime.messages import Candidates, EngineRequest, EngineStats, SequenceOutput
+from paged.runtime.plan import StepPlan, TokenEvent
+from paged.runtime.runner import InFlight, SlotRequest, StepResult
+from paged.runtime.sampler import TokenLogprobs
+from paged.runtime.scheduler import Scheduler
+from paged.runtime.sequence import Sequence, SequenceLimits
+from paged.runtime.setup import prepare
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Request:
+    """A live request and its sequences that have not ended.
+
+    Attributes:
+        prompt_scores: log-probabilities of prompt positions 1 onwards, as far as computed; None
+            if not asked for or already handed out.
+    """
+
+    request: EngineRequest
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    first_scheduled: float | None = None
+    prompt_scores: list[Candidates] | None = None
+
+
+class EngineCore:
+    """Scheduler and device behind four calls: add, abort, step, close.
+
+    Attributes:
+        max_model_len: longest sequence, prompt and output.
+        vocab_size: token ids are below it.
+    """
+
+    def __init__(
+        self, config: EngineConfig, source: ModelSource, *, progress: bool = True
+    ) -> None:
+        """Load, divide memory, compile. Raises ConfigError where flags do not fit."""
+        self._runner, scheduling, self.memory = prepare(config, source, progress=progress)
+        self.max_model_len = scheduling.max_model_len
+        self.vocab_size = source.config.vocab_size
+        self._pool = PagePool(
+            self.memory.num_pages, self.memory.page_size, config.enable_prefix_caching
+        )
+        self._scheduler = Scheduler(scheduling, self._pool)
+        self._eos = frozenset(source.eos_token_ids)
+        self._seeds = random.Random(config.seed)
+        self._requests: dict[str, _Request] = {}
+        self._owner: dict[Sequence, tuple[_Request, int]] = {}
+        self._in_flight: deque[InFlight] = deque()
+        self._num_sequences = self._num_steps = 0
+        self._prompt_tokens = self._generation_tokens = 0
+        self._cause_of_death: str | None = None
+        self._compiles_at_start = num_compiles()
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work or bool(self._in_flight)
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a validated request.
+
+        Raises:
+            InvalidRequest: a live request has its id.
+            EngineDead: see `step`.
+        """
+        self._check_alive()
+        if request.request_id in self._requests:
+            raise InvalidRequest(
+                f"request_id {request.request_id!r} is in use by a running request", "request_id"
+            )
+        params = request.params
+        assert params.max_tokens is not None, "the front sets max_tokens"
+        stops = frozenset(params.stop_token_ids or ())
+        eos = frozenset() if params.ignore_eos else self._eos
+        limits = SequenceLimits(params.max_tokens, params.min_tokens, stops | eos, eos - stops)
+        scores: list[Candidates] | None = None if params.prompt_logprobs is None else []
+        live = self._requests[request.request_id] = _Request(request, prompt_scores=scores)
+        for index in range(params.n):
+            sequence = Sequence(
+                sequence_id=self._num_sequences,
+                prompt=request.prompt_token_ids,
+                limits=limits,
+                priority=request.priority,
+                arrival=request.arrival_time,
+                cache_salt=request.cache_salt,
+                reads_prefix_cache=params.prompt_logprobs is None,
+                parent=live.sequences[0] if index else None,
+            )
+            self._num_sequences += 1
+            live.sequences[index] = sequence
+            self._owner[sequence] = live, index
+            self._scheduler.add(sequence)
+
+    def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
+        """End a request, or one of its sequences. An id that is not live is ignored."""
+        live = self._requests.get(request_id)
+        if live is None:
+            return []
+        wanted = [
+            (i, sequence) for i, sequence in live.sequences.items() if index is None or i == index
+        ]
+        self._scheduler.abort([sequence.sequence_id for _, sequence in wanted])
+        for _, sequence in wanted:
+            self._forget(sequence)
+        return [_ending(live, i, "abort") for i, _ in wanted]
+
+    def step(self) -> list[SequenceOutput]:
+        """Enqueue the next step, then read the one before it.
+
+        If the device fails, every live sequence ends with finish reason "error", and each later
+        call raises EngineDead.
+        """
+        self._check_alive()
+        try:
+            plan = self._scheduler.schedule()
+            if plan is not None:
+                self._launch(plan)
+            if self._in_flight and (plan is None or len(self._in_flight) > 1):
+                return self._read(self._in_flight.popleft())
+            return []
+        except Exception as error:
+            return self._die(error)
+
+    def stats(self) -> EngineStats:
+        scheduler, pool = self._scheduler, self._pool
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            kv_cache_usage=pool.num_used / (self.memory.num_pages - 1),
+            num_pages=self.memory.num_pages - 1,
+            num_free_pages=pool.num_free,
+            num_cached_pages=pool.num_cached,
+            page_size=self.memory.page_size,
+            kv_waste=scheduler.kv_waste,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            prefix_cache_queries=scheduler.prefix_queries,
+            prefix_cache_hits=scheduler.prefix_hits,
+            num_preemptions=scheduler.num_preemptions,
+            num_steps=self._num_steps,
+            compiles_after_warmup=num_compiles() - self._compiles_at_start,
+        )
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached pages; False, and nothing done, while sequences use pages."""
+        return self._pool.reset_prefix_cache()
+
+    def close(self) -> None:
+        """End everything and give the device's memory back. Idempotent."""
+        for request_id in list(self._requests):
+            self.abort(request_id)
+        self._in_flight.clear()
+        self._cause_of_death = self._cause_of_death or "the engine was closed"
+        self._runner.close()
+
+    def _launch(self, plan: StepPlan) -> None:
+        now = time.time()
+        for sequence in plan.admitted:
+            live, index = self._owner[sequence]
+            live.first_scheduled = live.first_scheduled or now
+            params = live.request.params
+            seed = self._seeds.getrandbits(64) if params.seed is None else params.seed + index
+            stops = sequence.limits.stop_token_ids
+            self._runner.admit(sequence, SlotRequest(params, seed, stops))
+        self._in_flight.append(self._runner.launch(plan))
+        self._num_steps += 1
+        for row in plan.rows:
+            self._prompt_tokens += max(min(row.length, len(row.sequence.prompt) - row.start), 0)
+
+    def _read(self, step: InFlight) -> list[SequenceOutput]:
+        result = step.read()
+        if result.prompt_logprobs is not None:
+            self._keep_prompt_scores(step.plan, result.prompt_logprobs)
+        events = self._scheduler.update(step.plan, result.tokens.tolist())
+        self._generation_tokens += len(events)
+        return [self._news(event, result) for event in events]
+
+    def _news(self, event: TokenEvent, result: StepResult) -> SequenceOutput:
+        sequence = event.sequence
+        live, index = self._owner[sequence]
+        params = live.request.params
+        logprobs = None
+        if params.logprobs is not None:
+            assert result.logprobs is not None, "a step samples as its most demanding row asks"
+            logprobs = [_candidates(result.logprobs, event.row, event.token, params.logprobs)]
+        prompt_logprobs = None
+        if index == 0 and live.prompt_scores is not None:
+            prompt_logprobs, live.prompt_scores = live.prompt_scores, None
+        if event.finish_reason is not None:
+            self._forget(sequence)
+        return SequenceOutput(
+            request_id=live.request.request_id,
+            index=index,
+            token_ids=[event.token],
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=event.finish_reason.value if event.finish_reason else None,
+            stop_reason=sequence.stop_reason,
+            num_cached_tokens=max(sequence.num_cached, 0),
+            first_scheduled_time=live.first_scheduled,
+        )
+
+    def _keep_prompt_scores(self, plan: StepPlan, scores: TokenLogprobs) -> None:
+        """File the step's prompt log-probabilities; a preempted prompt starts over."""
+        begin = 0
+        for row in plan.rows:
+            live, index = self._owner.get(row.sequence, (None, 0))
+            if live is not None and index == 0 and live.prompt_scores is not None:
+                top = live.request.params.prompt_logprobs or 0
+                prompt = row.sequence.prompt
+                following = prompt[row.start + 1 : row.start + 1 + row.length]
+                del live.prompt_scores[row.start :]
+                live.prompt_scores += [
+                    _candidates(scores, begin + i, token, top) for i, token in enumerate(following)
+                ]
+            begin += row.length
+
+    def _forget(self, sequence: Sequence) -> None:
+        live, index = self._owner.pop(sequence)
+        del live.sequences[index]
+        if not live.sequences:
+            del self._requests[live.request.request_id]
+
+    def _check_alive(self) -> None:
+        if self._cause_of_death is not None:
+            raise EngineDead(self._cause_of_death)
+
+    def _die(self, error: Exception) -> list[SequenceOutput]:
+        cause = f"{type(error).__name__}: {error}"
+        logger.exception("The engine stopped after an error in a step")
+        self._cause_of_death = f"the engine stopped after an error in a step: {cause}"
+        ended = [
+            _ending(live, index, "error", self._cause_of_death)
+            for live, index in self._owner.values()
+        ]
+        self._scheduler.abort([sequence.sequence_id for sequence in self._owner])
+        self._owner.clear()
+        self._requests.clear()
+        self._in_flight.clear()
+        return ended
+
+
+def _ending(
+    live: _Request, index: int, reason: str, error: str | None = None
+) -> SequenceOutput:
+    return SequenceOutput(
+        request_id=live.request.request_id,
+        index=index,
+        token_ids=[],
+        finish_reason=reason,
+        error=error,
+        first_scheduled_time=live.first_scheduled,
+    )
+
+
+def _candidates(scores: TokenLogprobs, position: int, token: int, top: int) -> Candidates:
+    return Candidates(
+        token=token,
+        logprob=float(scores.logprob[position]),
+        rank=int(scores.rank[position]),
+        top_tokens=scores.top_token[position, :top].tolist(),
+        top_logprobs=scores.top_logprob[position, :top].tolist(),
+    )

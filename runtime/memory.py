@@ -1,0 +1,116 @@
+"""Where an engine's device memory goes, worked out before any of it is taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paged.runtime.errors import ConfigError
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes by purpose.
+
+    Attributes:
+        budget: what the engine may use; None where only the pages are bounded (CPU).
+        weights: parameters.
+        state: per-slot state (page tables, sampler).
+        steps: temporaries and outputs of compiled steps, as XLA reports them.
+        bytes_per_page, page_size, num_pages: the pages, the null page included.
+        max_model_len: longest sequence.
+    """
+
+    budget: int | None
+    weights: int
+    state: int
+    steps: int
+    bytes_per_page: int
+    page_size: int
+    num_pages: int
+    max_model_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that fit in the pages at once."""
+        return (self.num_pages - 1) * self.page_size
+
+    @property
+    def num_full_sequences(self) -> float:
+        """Sequences of max_model_len tokens that fit at once."""
+        return (self.num_pages - 1) / -(-self.max_model_len // self.page_size)
+
+    def report(self) -> str:
+        """One block of text for the start-up log."""
+        pages = self.num_pages * self.bytes_per_page
+        lines = ["Memory:"]
+        if self.budget is not None:
+            lines.append(f"  budget         {_gib(self.budget)}")
+        lines += [
+            f"  weights        {_gib(self.weights)}",
+            f"  slot state     {_gib(self.state)}",
+            f"  step memory    {_gib(self.steps)}",
+            f"  KV pages       {_gib(pages)}  ({self.num_pages} of {self.page_size} tokens)",
+            f"GPU KV cache size: {self.num_tokens:,} tokens"
+            if self.budget is not None
+            else f"KV cache size: {self.num_tokens:,} tokens",
+            f"Maximum concurrency for {self.max_model_len:,} tokens per request: "
+            f"{self.num_full_sequences:.2f}x",
+        ]
+        return "\n".join(lines)
+
+
+def page_memory(budget: int, weights: int, state: int, steps: int) -> int:
+    """Bytes left for pages.
+
+    Raises:
+        ConfigError: nothing is left; says by how much and which flags would help.
+    """
+    left = budget - weights - state - steps
+    if left <= 0:
+        raise ConfigError(
+            f"No memory is left for KV pages: weights {_gib(weights)}, slot state {_gib(state)} and "
+            f"step memory {_gib(steps)} exceed the budget of {_gib(budget)} by {_gib(-left)}. "
+            "Raise --gpu-memory-utilization, or lower --max-num-seqs or --max-num-batched-tokens."
+        )
+    return left
+
+
+def fit_model_len(wanted: int | None, model_len: int, num_pages: int, page_size: int, kv_bytes: int,
+                  bytes_per_page: int) -> int:
+    """The longest sequence the engine will serve.
+
+    Args:
+        wanted: --max-model-len; None is the model's own length, -1 the longest that fits.
+        model_len: what the model was made for.
+        num_pages: pages, the null page included.
+        kv_bytes: bytes the pages may take.
+
+    Raises:
+        ConfigError: it does not fit, or is more than the model was made for; with the numbers, the
+            largest length that would fit and the flags that would help.
+    """
+    fits = (num_pages - 1) * page_size
+    if wanted == -1:
+        wanted = min(model_len, fits)
+    length = model_len if wanted is None else wanted
+    if length > model_len:
+        raise ConfigError(
+            f"--max-model-len {length} is greater than the model's own length of {model_len} "
+            f"(max_position_embeddings). Use at most {model_len}."
+        )
+    if length > fits or fits < 2:
+        needed = (-(-length // page_size) + 1) * bytes_per_page
+        raise ConfigError(
+            f"The model's max seq len ({length}) is larger than the maximum number of tokens that "
+            f"can be stored in KV cache ({max(fits, 0)}): one such sequence needs {_gib(needed)}, "
+            f"and {_gib(kv_bytes)} is there. Use --max-model-len {max(fits, 0)} or less, or give "
+            "more memory with --gpu-memory-utilization or --kv-cache-memory "
+            f"{-(-needed // 2**20)}m."
+        )
+    return length
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.2f} GiB"

@@ -1,0 +1,243 @@
+"""The device side of an engine: parameters, pages and slot state, and the launching of steps.
+
+`launch` only enqueues: its result is read one step later, when the next step is already queued.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.cache import PagedKVCache
+from paged.runtime.batch import SlotSampling, pack, pack_updates
+from paged.runtime.buckets import Bucket
+from paged.runtime.plan import PageCopy, Row, StepPlan
+from paged.runtime.sampler import SamplingMode, TokenLogprobs
+from paged.runtime.sampling_params import SamplingParams
+from paged.runtime.sequence import Sequence
+from paged.runtime.steps import (
+    COPY_ROOM,
+    HISTORY_ROOM,
+    NUM_RULES,
+    UPDATE_ROOM,
+    ForwardOut,
+    Programs,
+    Sampled,
+    StepShapes,
+)
+
+FOREVER = 2**30
+"""A token rule without end, in output tokens."""
+
+
+@dataclass(frozen=True)
+class SlotRequest:
+    """How the sequence in a slot wants its tokens.
+
+    Attributes:
+        params: of its request.
+        seed: 64 bits, its own.
+        stop_token_ids: every id that would end it, masked before min_tokens.
+    """
+
+    params: SamplingParams
+    seed: int
+    stop_token_ids: frozenset[int]
+
+    @property
+    def mode(self) -> SamplingMode:
+        params = self.params
+        if params.logprobs is not None:
+            return SamplingMode.LOGPROBS
+        filters = not params.greedy and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
+        if filters or self.has_history or self.rules:
+            return SamplingMode.FILTERED
+        return SamplingMode.GREEDY if params.greedy else SamplingMode.RANDOM
+
+    @property
+    def has_history(self) -> bool:
+        """Whether its earlier tokens matter to sampling."""
+        params = self.params
+        return (
+            params.repetition_penalty != 1
+            or params.presence_penalty != 0
+            or params.frequency_penalty != 0
+        )
+
+    @property
+    def rules(self) -> list[tuple[int, float, int]]:
+        """(token, bias, number of output tokens up to which it holds)."""
+        rules = [(token, bias, FOREVER) for token, bias in (self.params.logit_bias or {}).items()]
+        if self.params.min_tokens > 0:
+            until = self.params.min_tokens
+            rules += [(token, -np.inf, until) for token in sorted(self.stop_token_ids)]
+        return rules
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The tokens sampled for each row, and log-probabilities where asked for.
+
+    Attributes:
+        tokens: [R]; meaningless for rows that do not sample.
+        logprobs: of those tokens, or None.
+        prompt_logprobs: of the step's prompt tokens, flat as in the step, or None.
+    """
+
+    tokens: NDArray[np.int32]
+    logprobs: TokenLogprobs | None
+    prompt_logprobs: TokenLogprobs | None
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A launched step whose result is on its way to the host."""
+
+    plan: StepPlan
+    sampled: Sampled
+    prompt_logprobs: TokenLogprobs | None
+
+    def read(self) -> StepResult:
+        """Wait for the step. Raises what the device raised."""
+        return StepResult(*jax.device_get((*_fields(self.sampled), self.prompt_logprobs)))
+
+
+class StepRunner:
+    """Owns everything on the device; every call enqueues work and returns."""
+
+    def __init__(
+        self, shapes: StepShapes, params: Any, *, progress: bool, sharding: Any = None
+    ) -> None:
+        """Compile every program, then take the memory of pages and slots."""
+        self.shapes = shapes
+        self._params = params
+        self._programs = Programs(shapes, params, progress=progress)
+        self._cache = PagedKVCache.zeros(shapes.cache, sharding)
+        self._slots = shapes.slot_state()
+        self._sampler = shapes.sampler_state()
+        self._sampling = SlotSampling(shapes.buckets.max_num_seqs)
+        self._modes: NDArray[np.int8] = np.zeros(shapes.buckets.max_num_seqs, np.int8)
+        self._scoring: set[int] = set()
+        self._ruled: set[int] = set()
+
+    @property
+    def num_programs(self) -> int:
+        return len(self._programs)
+
+    def close(self) -> None:
+        """Give the device's memory back."""
+        held = (self._params, self._cache, self._slots, self._sampler)
+        for array in jax.tree.leaves(held):
+            array.delete()
+
+    def admit(self, sequence: Sequence, request: SlotRequest) -> None:
+        """Prepare the slot that a sequence was given, before the step that first uses it."""
+        assert sequence.slot is not None, "an admitted sequence has a slot"
+        params = request.params
+        floats = {
+            "temperature": params.effective_temperature,
+            "top_p": params.top_p,
+            "min_p": params.min_p,
+            "repetition_penalty": params.repetition_penalty,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+        }
+        top_k = params.top_k if params.top_k > 0 else self.shapes.model.vocab_size
+        self._sampling.set(sequence.slot, request.seed, top_k, floats)
+        self._modes[sequence.slot] = request.mode
+        (self._scoring.discard if params.prompt_logprobs is None else self._scoring.add)(
+            sequence.slot
+        )
+        self._load_rules(sequence.slot, request.rules)
+        if request.has_history:
+            self._load_history(sequence.slot, sequence)
+
+    def launch(self, plan: StepPlan) -> InFlight:
+        """Enqueue one step."""
+        scores = any(self._scores_prompt(row) for row in plan.rows)
+        bucket = self.shapes.buckets.pick(plan, scores_prompt=scores)
+        layout = self.shapes.layout(bucket)
+        plan = self._make_room(plan, layout.num_updates)
+        self._copy_pages(plan.copies)
+        packed = jax.device_put(pack(plan, layout, self._sampling))
+        self._cache, self._slots, out = self._programs["forward", bucket](
+            self._params, self._cache, self._slots, packed
+        )
+        result = InFlight(
+            plan, self._sample(plan, bucket, out), self._score(plan, bucket, out) if scores else None
+        )
+        for array in jax.tree.leaves((*_fields(result.sampled), result.prompt_logprobs)):
+            array.copy_to_host_async()
+        return result
+
+    def _sample(self, plan: StepPlan, bucket: Bucket, out: ForwardOut) -> Sampled:
+        mode = SamplingMode(self._modes[[row.slot for row in plan.rows]].max())
+        sample = self._programs["sample", bucket.num_rows, mode]
+        kept = self._sampler if mode >= SamplingMode.FILTERED else None
+        self._slots, kept, sampled = sample(self._slots, kept, out.logits, out.sampling)
+        if kept is not None:
+            self._sampler = kept
+        return sampled
+
+    def _scores_prompt(self, row: Row) -> bool:
+        return row.slot in self._scoring and row.start + 1 < len(row.sequence.prompt)
+
+    def _score(self, plan: StepPlan, bucket: Bucket, out: ForwardOut) -> TokenLogprobs:
+        """Score every token of the step by the one that follows it in its prompt."""
+        targets = np.zeros(bucket.num_tokens, np.int32)
+        begin = 0
+        for row in plan.rows:
+            following = row.sequence.prompt[row.start + 1 : row.start + 1 + row.length]
+            targets[begin : begin + len(following)] = following
+            begin += row.length
+        program = self._programs["score", bucket.num_tokens]
+        return program(self._params, out.hidden, jax.device_put(targets))
+
+    def _make_room(self, plan: StepPlan, room: int) -> StepPlan:
+        """Send page updates that a step has no room for ahead of it."""
+        updates = plan.page_updates
+        while len(updates) > room:
+            ahead, updates = updates[:UPDATE_ROOM], updates[UPDATE_ROOM:]
+            packed = jax.device_put(pack_updates(ahead, UPDATE_ROOM))
+            self._slots = self._programs[("update_tables",)](self._slots, packed)
+        return StepPlan(plan.rows, plan.admitted, updates, plan.copies)
+
+    def _copy_pages(self, copies: tuple[PageCopy, ...]) -> None:
+        for start in range(0, len(copies), COPY_ROOM):
+            # Padding targets lie beyond the pages and differ.
+            pairs = np.zeros((2, COPY_ROOM), np.int32)
+            pairs[1] = self.shapes.cache.num_pages + np.arange(COPY_ROOM)
+            part = copies[start : start + COPY_ROOM]
+            pairs[:, : len(part)] = np.array(part, np.int32).T
+            source, target = jax.device_put((pairs[0], pairs[1]))
+            self._cache = self._programs[("copy_pages",)](self._cache, source, target)
+
+    def _load_rules(self, slot: int, rules: list[tuple[int, float, int]]) -> None:
+        """Set a slot's rules, also to none where the sequence before it left some."""
+        if not rules and slot not in self._ruled:
+            return
+        (self._ruled.add if rules else self._ruled.discard)(slot)
+        tokens = np.full(NUM_RULES, self.shapes.model.vocab_size, np.int32)
+        bias, until = np.zeros(NUM_RULES, np.float32), np.zeros(NUM_RULES, np.int32)
+        for i, rule in enumerate(rules):
+            tokens[i], bias[i], until[i] = rule
+        inputs = jax.device_put((np.int32(slot), tokens, bias, until))
+        self._sampler = self._programs[("load_rules",)](self._sampler, *inputs)
+
+    def _load_history(self, slot: int, sequence: Sequence) -> None:
+        known = sequence.tokens(0, sequence.num_tokens)
+        for start in range(0, len(known), HISTORY_ROOM):
+            part = known[start : start + HISTORY_ROOM]
+            tokens = np.full(HISTORY_ROOM, self.shapes.model.vocab_size, np.int32)
+            tokens[: len(part)] = part
+            num_prompt = np.int32(max(len(sequence.prompt) - start, 0))
+            inputs = jax.device_put((np.int32(slot), tokens, num_prompt, np.bool_(start == 0)))
+            self._sampler = self._programs[("load_history",)](self._sampler, *inputs)
+
+
+def _fields(sampled: Sampled) -> tuple[jax.Array, TokenLogprobs | None]:
+    return sampled.tokens, sampled.logprobs

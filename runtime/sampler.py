@@ -1,0 +1,250 @@
+"""Choosing the next tokens on the device: pure functions over logits and per-slot state.
+
+Four programs of growing cost, one of which a step needs: `GREEDY` takes the maximum, `RANDOM` adds
+temperature, `FILTERED` adds token rules, penalties and the top-k, top-p and min-p filters,
+`LOGPROBS` also reports log-probabilities. They are separate programs because a condition inside
+one would make the host wait for the device.
+
+Noise is a function of (seed of the sequence, index of the output token): the same seed gives the
+same tokens whatever else is in the batch, before and after a preemption.
+
+Axis letters: R rows, S slots, V vocabulary, K token rules a slot can hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import lax
+
+from paged.runtime.config import MAX_LOGPROBS
+
+_NEVER = jnp.finfo(jnp.float32).min
+
+
+class SamplingMode(IntEnum):
+    """What a step's sampling must be able to do; each mode includes those before it."""
+
+    GREEDY = 0
+    RANDOM = 1
+    FILTERED = 2
+    LOGPROBS = 3
+
+
+@struct.dataclass
+class SamplingRows:
+    """How each row of a step wants its token.
+
+    Attributes:
+        slots: [R] int32.
+        samples: [R] bool; rows without keep their last token.
+        seed: [R, 2] uint32.
+        output_index: [R] int32, how many output tokens the sequence has before this one.
+        top_k: [R] int32; V or more is off.
+        temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty:
+            [R] float32; temperature 0 is greedy.
+    """
+
+    slots: jax.Array
+    samples: jax.Array
+    seed: jax.Array
+    output_index: jax.Array
+    top_k: jax.Array
+    temperature: jax.Array
+    top_p: jax.Array
+    min_p: jax.Array
+    repetition_penalty: jax.Array
+    presence_penalty: jax.Array
+    frequency_penalty: jax.Array
+
+
+@struct.dataclass
+class SamplerState:
+    """Per-slot memory of sequences with penalties or token rules; others leave it untouched.
+
+    Attributes:
+        output_counts: [S, V] int16 occurrences of each token in the output.
+        in_prompt: [S, V] bool.
+        rule_token: [S, K] int32 token a rule is about; V or more is no rule.
+        rule_bias: [S, K] float32 added to its logit.
+        rule_until: [S, K] int32, number of output tokens up to which the rule holds.
+    """
+
+    output_counts: jax.Array
+    in_prompt: jax.Array
+    rule_token: jax.Array
+    rule_bias: jax.Array
+    rule_until: jax.Array
+
+    @classmethod
+    def zeros(cls, num_slots: int, vocab_size: int, num_rules: int) -> SamplerState:
+        rules = (num_slots, num_rules)
+        return cls(
+            output_counts=jnp.zeros((num_slots, vocab_size), jnp.int16),
+            in_prompt=jnp.zeros((num_slots, vocab_size), jnp.bool_),
+            rule_token=jnp.full(rules, vocab_size, jnp.int32),
+            rule_bias=jnp.zeros(rules, jnp.float32),
+            rule_until=jnp.zeros(rules, jnp.int32),
+        )
+
+
+@struct.dataclass
+class TokenLogprobs:
+    """Log-probabilities of given tokens and of the most likely ones, for N positions.
+
+    Attributes:
+        logprob: [N] float32; rank: [N] int32, 1 for the most likely.
+        top_logprob: [N, MAX_LOGPROBS] float32, best first; top_token: [N, MAX_LOGPROBS] int32.
+    """
+
+    logprob: jax.Array
+    rank: jax.Array
+    top_logprob: jax.Array
+    top_token: jax.Array
+
+
+def token_logprobs(logits: jax.Array, tokens: jax.Array) -> TokenLogprobs:
+    """Log-probabilities under `logits` [N, V] float32 at `tokens` [N]."""
+    total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)
+    top, top_token = lax.top_k(logits, min(MAX_LOGPROBS, logits.shape[-1]))
+    return TokenLogprobs(
+        logprob=(chosen - total)[:, 0],
+        rank=1 + jnp.sum(logits > chosen, axis=-1, dtype=jnp.int32),
+        top_logprob=top - total,
+        top_token=top_token,
+    )
+
+
+def choose_tokens(
+    logits: jax.Array, rows: SamplingRows, state: SamplerState | None, mode: SamplingMode
+) -> jax.Array:
+    """The next token of each row: [R] int32 from logits [R, V] float32.
+
+    `state` is needed from FILTERED on.
+    """
+    if mode == SamplingMode.GREEDY:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    if mode >= SamplingMode.FILTERED:
+        assert state is not None, "token rules and penalties need the sampler's state"
+        logits = _penalise(_apply_rules(logits, rows, state), rows, state)
+    greedy = rows.temperature == 0
+    logits = logits / jnp.where(greedy, 1.0, rows.temperature)[:, None]
+    if mode >= SamplingMode.FILTERED:
+        logits = _filter(logits, rows)
+    noise = jnp.where(greedy[:, None], 0.0, _gumbel(rows, logits.shape[-1]))
+    return jnp.argmax(logits + noise, axis=-1).astype(jnp.int32)
+
+
+def count_tokens(state: SamplerState, rows: SamplingRows, tokens: jax.Array) -> SamplerState:
+    """Count each sampling row's new token [R] in its slot."""
+    num_slots = state.output_counts.shape[0]
+    slots = jnp.where(rows.samples, rows.slots, num_slots)
+    return state.replace(output_counts=state.output_counts.at[slots, tokens].add(1, mode="drop"))
+
+
+def load_history(
+    state: SamplerState, slot: jax.Array, tokens: jax.Array, num_prompt: jax.Array, fresh: jax.Array
+) -> SamplerState:
+    """Enter the known tokens of a sequence that was given `slot`.
+
+    Args:
+        tokens: [C] int32, padded with V or more; the first `num_prompt` belong to the prompt.
+        fresh: [] bool; forget what the slot held before (the first call for a sequence).
+    """
+    index = jnp.arange(tokens.shape[0])
+    nowhere = state.output_counts.shape[1]
+    prompt = jnp.where(index < num_prompt, tokens, nowhere)
+    output = jnp.where(index < num_prompt, nowhere, tokens)
+    counts = jnp.where(fresh, 0, state.output_counts[slot]).at[output].add(1, mode="drop")
+    in_prompt = (state.in_prompt[slot] & ~fresh).at[prompt].set(True, mode="drop")
+    return state.replace(
+        output_counts=state.output_counts.at[slot].set(counts),
+        in_prompt=state.in_prompt.at[slot].set(in_prompt),
+    )
+
+
+def load_rules(
+    state: SamplerState, slot: jax.Array, token: jax.Array, bias: jax.Array, until: jax.Array
+) -> SamplerState:
+    """Set the token rules of a slot: token, bias and until are [K] (see `SamplerState`)."""
+    return state.replace(
+        rule_token=state.rule_token.at[slot].set(token),
+        rule_bias=state.rule_bias.at[slot].set(bias),
+        rule_until=state.rule_until.at[slot].set(until),
+    )
+
+
+def _apply_rules(logits: jax.Array, rows: SamplingRows, state: SamplerState) -> jax.Array:
+    holds = rows.output_index[:, None] < state.rule_until[rows.slots]
+    bias = jnp.where(holds, state.rule_bias[rows.slots], 0.0)
+    row = jnp.arange(logits.shape[0])[:, None]
+    return logits.at[row, state.rule_token[rows.slots]].add(bias, mode="drop")
+
+
+def _penalise(logits: jax.Array, rows: SamplingRows, state: SamplerState) -> jax.Array:
+    """Repetition penalty (Keskar et al. 2019) over prompt and output; OpenAI's two over output."""
+    counts = state.output_counts[rows.slots]
+    in_output = counts > 0
+    repetition = rows.repetition_penalty[:, None]
+    scaled = jnp.where(logits > 0, logits / repetition, logits * repetition)
+    logits = jnp.where(in_output | state.in_prompt[rows.slots], scaled, logits)
+    logits -= rows.frequency_penalty[:, None] * counts
+    return logits - rows.presence_penalty[:, None] * in_output
+
+
+def _filter(logits: jax.Array, rows: SamplingRows) -> jax.Array:
+    """Min-p, top-k, then top-p within what they leave; dropped tokens get the lowest float."""
+    peak = logits.max(axis=-1, keepdims=True)
+    weights = jnp.exp(logits - peak)
+    order = _sortable(logits)
+
+    def counted(threshold: jax.Array) -> jax.Array:
+        return jnp.sum(order >= threshold[:, None], axis=-1, dtype=jnp.int32) >= rows.top_k
+
+    kept = order >= _largest_threshold(counted, logits.shape[0])[:, None]
+    kept &= weights >= rows.min_p[:, None]
+    weights = jnp.where(kept, weights, 0.0)
+    wanted = rows.top_p * weights.sum(axis=-1)
+
+    def heavy(threshold: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.where(order >= threshold[:, None], weights, 0.0), axis=-1) >= wanted
+
+    threshold = jnp.where(rows.top_p < 1, _largest_threshold(heavy, logits.shape[0]), 0)
+    kept &= order >= threshold[:, None]
+    # The most likely token always stays, also where rounding leaves the sums a hair short.
+    return jnp.where(kept | (logits == peak), logits, _NEVER)
+
+
+def _sortable(x: jax.Array) -> jax.Array:
+    """uint32 keys in the order of float32 `x`."""
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    sign = jnp.uint32(0x80000000)
+    return jnp.where(bits >= sign, ~bits, bits | sign)
+
+
+def _largest_threshold(holds: Callable[[jax.Array], jax.Array], num_rows: int) -> jax.Array:
+    """The largest uint32 threshold [R] for which `holds` (monotone: true at 0) is true.
+
+    Found bit by bit: 32 passes over the vocabulary, exact, where a sort costs several times more.
+    """
+
+    def bit(index: jax.Array, threshold: jax.Array) -> jax.Array:
+        candidate = threshold | (jnp.uint32(0x80000000) >> index.astype(jnp.uint32))
+        return jnp.where(holds(candidate), candidate, threshold)
+
+    return lax.fori_loop(0, 32, bit, jnp.zeros(num_rows, jnp.uint32))
+
+
+def _gumbel(rows: SamplingRows, vocab_size: int) -> jax.Array:
+    """[R, V] Gumbel noise: adding it to logits and taking the maximum samples their softmax."""
+
+    def row(seed: jax.Array, index: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(jax.random.wrap_key_data(seed, impl="threefry2x32"), index)
+        return jax.random.gumbel(key, (vocab_size,), jnp.float32)
+
+    return jax.vmap(row)(rows.seed, rows.output_index)

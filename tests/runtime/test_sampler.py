@@ -1,0 +1,201 @@
+"""Token choice against plain numpy, and the promise that a row never depends on its neighbours."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paged.runtime.sampler import (
+    SamplerState,
+    SamplingMode,
+    SamplingRows,
+    _filter,
+    choose_tokens,
+    count_tokens,
+    load_history,
+    load_rules,
+    token_logprobs,
+)
+
+VOCAB = 97
+
+
+def make_rows(num_rows: int, **fields: object) -> SamplingRows:
+    """Neutral rows, with the given fields for all or each of them."""
+    neutral: dict[str, object] = {
+        "slots": np.arange(num_rows),
+        "samples": True,
+        "seed": np.stack([np.zeros(num_rows), np.arange(num_rows)], axis=1),
+        "output_index": 0,
+        "top_k": VOCAB,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+    }
+    dtypes = {"slots": "i4", "samples": "?", "seed": "u4", "output_index": "i4", "top_k": "i4"}
+    arrays = {}
+    for name, default in neutral.items():
+        value = np.asarray(fields.get(name, default)).astype(dtypes.get(name, "f4"))
+        shape = (num_rows, 2) if name == "seed" else (num_rows,)
+        arrays[name] = jnp.asarray(np.broadcast_to(value, shape))
+    return SamplingRows(**arrays)
+
+
+def make_logits(num_rows: int, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(0, 3, (num_rows, VOCAB)), jnp.float32)
+
+
+def kept_by_sorting(logits: np.ndarray, top_k: int, top_p: float, min_p: float) -> set[int]:
+    """The filters' definition, by sorting one row."""
+    probs = np.exp(logits - logits.max()).astype(np.float64)
+    order = np.argsort(-logits, kind="stable")
+    kept = [i for i in order[:top_k] if probs[i] >= min_p * probs.max()]
+    mass, chosen = 0.0, set()
+    for i in kept:
+        chosen.add(int(i))
+        mass += probs[i]
+        if mass >= top_p * probs[kept].sum():
+            break
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"),
+    [(1, 1, 0), (5, 1, 0), (VOCAB, 0.9, 0), (20, 0.5, 0), (VOCAB, 1, 0.1), (30, 0.8, 0.05)],
+)
+def test_filters_keep_what_sorting_keeps(top_k: int, top_p: float, min_p: float) -> None:
+    logits = make_logits(8)
+    rows = make_rows(8, top_k=top_k, top_p=top_p, min_p=min_p)
+    filtered = np.asarray(_filter(logits, rows))
+    for before, after in zip(np.asarray(logits), filtered, strict=True):
+        kept = set(np.flatnonzero(after > -1e30).tolist())
+        assert kept == kept_by_sorting(before, top_k, top_p, min_p)
+
+
+def test_rows_with_different_filters_share_a_step() -> None:
+    logits = make_logits(3)
+    rows = make_rows(3, top_k=[1, VOCAB, 7], top_p=[1.0, 0.3, 1.0])
+    filtered = np.asarray(_filter(logits, rows))
+    expected = [kept_by_sorting(np.asarray(logits[i]), *f, 0) for i, f in
+                enumerate([(1, 1.0), (VOCAB, 0.3), (7, 1.0)])]  # fmt: skip
+    assert [set(np.flatnonzero(row > -1e30).tolist()) for row in filtered] == expected
+
+
+def test_top_p_of_almost_nothing_keeps_the_most_likely() -> None:
+    logits = make_logits(4)
+    tokens = choose_tokens(
+        logits, make_rows(4, top_p=1e-6), SamplerState.zeros(4, VOCAB, 2), SamplingMode.FILTERED
+    )
+    assert tokens.tolist() == jnp.argmax(logits, -1).tolist()
+
+
+@pytest.mark.parametrize("mode", list(SamplingMode))
+def test_temperature_zero_is_greedy_in_every_mode(mode: SamplingMode) -> None:
+    logits = make_logits(4)
+    state = SamplerState.zeros(4, VOCAB, 2)
+    rows = make_rows(4, temperature=0, top_k=3, top_p=0.5)
+    assert choose_tokens(logits, rows, state, mode).tolist() == jnp.argmax(logits, -1).tolist()
+
+
+def test_samples_follow_the_distribution() -> None:
+    logits = jnp.asarray([[0.0, 1.0, 2.0, -1.0] + [-30.0] * (VOCAB - 4)])
+    num = 4000
+    rows = make_rows(num, temperature=0.7, seed=[[1, 2]], output_index=np.arange(num))
+    tokens = choose_tokens(jnp.broadcast_to(logits, (num, VOCAB)), rows, None, SamplingMode.RANDOM)
+    counts = np.bincount(np.asarray(tokens), minlength=VOCAB)[:4] / num
+    expected = np.asarray(jax.nn.softmax(logits[0, :4] / 0.7))
+    np.testing.assert_allclose(counts, expected, atol=0.03)
+
+
+@pytest.mark.parametrize("mode", [SamplingMode.RANDOM, SamplingMode.FILTERED])
+def test_same_seed_same_token_whatever_the_batch(mode: SamplingMode) -> None:
+    one = make_logits(1)
+    alone = choose_tokens(
+        one, make_rows(1, seed=[[9, 8]], output_index=3), SamplerState.zeros(8, VOCAB, 2), mode
+    )
+    crowd = jnp.concatenate([make_logits(5, seed=1), one])
+    seeds = [[i, i] for i in range(5)] + [[9, 8]]
+    rows = make_rows(6, seed=seeds, output_index=[0, 0, 0, 0, 0, 3], slots=[5, 4, 3, 2, 1, 0])
+    together = choose_tokens(crowd, rows, SamplerState.zeros(8, VOCAB, 2), mode)
+    assert together[5] == alone[0]
+
+
+def test_penalties_follow_their_formulas() -> None:
+    state = SamplerState.zeros(2, VOCAB, 2)
+    history = np.full(16, VOCAB)
+    history[:6] = [3, 4, 4, 7, 7, 9]  # prompt: 3 4 4; output: 7 7 9
+    state = load_history(state, np.int32(1), jnp.asarray(history), np.int32(3), np.bool_(True))
+    logits = np.asarray(make_logits(1))[0]
+    expected = logits.copy()
+    for token in (3, 4, 7, 9):
+        expected[token] = logits[token] / 1.5 if logits[token] > 0 else logits[token] * 1.5
+    expected[7] -= 2 * 0.25 + 0.5
+    expected[9] -= 1 * 0.25 + 0.5
+    rows = make_rows(
+        1,
+        slots=[1],
+        temperature=0,
+        repetition_penalty=1.5,
+        frequency_penalty=0.25,
+        presence_penalty=0.5,
+    )
+    got = choose_tokens(jnp.asarray(logits)[None], rows, state, SamplingMode.FILTERED)
+    assert int(got[0]) == int(expected.argmax())
+    from paged.runtime.sampler import _penalise
+
+    np.testing.assert_allclose(
+        np.asarray(_penalise(jnp.asarray(logits)[None], rows, state))[0], expected, rtol=1e-5
+    )
+
+
+def test_sampled_tokens_are_counted_only_where_a_row_samples() -> None:
+    state = SamplerState.zeros(3, VOCAB, 2)
+    rows = make_rows(2, slots=[2, 0], samples=[True, False])
+    state = count_tokens(state, rows, jnp.asarray([5, 6]))
+    counts = np.asarray(state.output_counts)
+    assert counts[2, 5] == 1
+    assert counts.sum() == 1
+
+
+def test_a_fresh_history_forgets_the_slots_last_sequence() -> None:
+    state = SamplerState.zeros(1, VOCAB, 2)
+    first = jnp.asarray([1, 2, 3, VOCAB])
+    state = load_history(state, np.int32(0), first, np.int32(2), np.bool_(True))
+    state = load_history(
+        state, np.int32(0), jnp.asarray([4, VOCAB, VOCAB, VOCAB]), np.int32(1), np.bool_(True)
+    )
+    assert np.flatnonzero(np.asarray(state.in_prompt[0])).tolist() == [4]
+    assert int(state.output_counts.sum()) == 0
+
+
+def test_rules_hold_until_their_output_index() -> None:
+    logits = jnp.zeros((2, VOCAB)).at[:, 10].set(5.0).at[:, 11].set(4.0)
+    state = SamplerState.zeros(2, VOCAB, 3)
+    for slot in (0, 1):
+        state = load_rules(
+            state,
+            np.int32(slot),
+            jnp.asarray([10, 12, VOCAB]),
+            jnp.asarray([-jnp.inf, 4.5, 0.0]),
+            jnp.asarray([3, 2**30, 0]),
+        )
+    rows = make_rows(2, temperature=0, output_index=[2, 3])
+    assert choose_tokens(logits, rows, state, SamplingMode.FILTERED).tolist() == [12, 10]
+
+
+def test_logprobs_are_those_of_the_raw_distribution() -> None:
+    logits = make_logits(3)
+    tokens = jnp.asarray([0, 50, 96])
+    got = token_logprobs(logits, tokens)
+    expected = np.asarray(jax.nn.log_softmax(logits))
+    for i, token in enumerate([0, 50, 96]):
+        assert float(got.logprob[i]) == pytest.approx(expected[i, token], abs=1e-5)
+        assert int(got.rank[i]) == 1 + int((expected[i] > expected[i, token]).sum())
+        order = np.argsort(-expected[i])[:20]
+        assert got.top_token[i].tolist() == order.tolist()
+        np.testing.assert_allclose(got.top_logprob[i], expected[i, order], atol=1e-5)
