@@ -77,7 +77,8 @@ def test_wheel_holds_every_module(tmp_path: Path) -> None:
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
     build = [sys.executable, "-m", "build", "--no-isolation", f"--outdir={tmp_path}", str(source)]
-    subprocess.run(build, check=True, capture_output=True, timeout=280)
+    done = subprocess.run(build, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
 
     [wheel] = tmp_path.glob("*.whl")
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("paged/")}
