@@ -66,7 +66,8 @@ def render_chat(
 
     chat = [{key: value for key, value in m.items() if value is not None} for m in messages]
     try:
-        (rendered,), _ = render_jinja_template(
+        # Returns the texts of all conversations, and the ranges of their answers.
+        texts = render_jinja_template(
             [chat],
             tools=list(tools) if tools else None,
             chat_template=template,
@@ -76,4 +77,4 @@ def render_chat(
         )
     except (jinja2.TemplateError, TypeError, ValueError) as error:
         raise ChatTemplateError(f"the chat template failed: {error}") from error
-    return rendered
+    return texts[0][0]

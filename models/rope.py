@@ -7,7 +7,6 @@ transformers, so that long positions turn by the same angle.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -18,7 +17,7 @@ from paged.models.config import ModelConfig, RopeScaling
 
 
 class Rotation(NamedTuple):
-    """Cosine and sine of every token's angles, each [T, D / 2] float32."""
+    """Cosine and sine of every token's angles, each [T, E / 2] float32."""
 
     cos: jax.Array
     sin: jax.Array
@@ -26,102 +25,80 @@ class Rotation(NamedTuple):
 
 def rotation(config: ModelConfig, positions: jax.Array) -> Rotation:
     """Angles of tokens at `positions` [T] int32."""
-    frequencies, attention_factor = rope_frequencies(config)
-    angles = positions[:, None].astype(jnp.float32) * frequencies
-    return Rotation(jnp.cos(angles) * attention_factor, jnp.sin(angles) * attention_factor)
+    angles = positions[:, None].astype(jnp.float32) * rope_frequencies(config)
+    factor = attention_factor(config.rope_scaling)
+    return Rotation(jnp.cos(angles) * factor, jnp.sin(angles) * factor)
 
 
 def rotate(x: jax.Array, angles: Rotation) -> jax.Array:
-    """Turn heads x [T, H, D]: element i pairs with element i + D / 2."""
+    """Turn heads x [T, H, E]: element i pairs with element i + E / 2."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = angles.cos[:, None], angles.sin[:, None]
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return turned.astype(x.dtype)
 
 
-def rope_frequencies(config: ModelConfig) -> tuple[np.ndarray, float]:
-    """([D / 2] float32 radians per position, factor on cos and sin)."""
+def rope_frequencies(config: ModelConfig) -> np.ndarray:
+    """[E / 2] float32 radians per position."""
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    wavelengths = np.float32(config.rope_theta) ** exponents
-    if config.rope_scaling is None:
-        return 1 / wavelengths, 1.0
-    return _SCALINGS[config.rope_scaling.kind](wavelengths, config, config.rope_scaling)
+    plain = 1 / np.float32(config.rope_theta) ** exponents
+    scaling = config.rope_scaling
+    if scaling is None:
+        return plain
+    match scaling.kind:
+        case "linear":
+            return plain / np.float32(scaling.factor)
+        case "factors":
+            return plain / np.asarray(scaling.divisors, np.float32)
+        case "llama3":
+            return _llama3(plain, scaling)
+        case "yarn":
+            return _yarn(plain, scaling, config.rope_theta)
+        case "dynamic":  # differs only beyond config.context_length
+            return plain
+    raise AssertionError(f"no frequencies for rope type {scaling.kind!r}")
 
 
-def _linear(
-    wavelengths: np.ndarray, config: ModelConfig, scaling: RopeScaling
-) -> tuple[np.ndarray, float]:
-    return 1 / wavelengths / np.float32(scaling.factor), 1.0
+def attention_factor(scaling: RopeScaling | None) -> float:
+    """Factor on cos and sin, by which yarn sharpens attention over long contexts."""
+    if scaling is None or scaling.kind != "yarn":
+        return 1.0
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    if scaling.mscale and scaling.mscale_all_dim:
+        return _yarn_factor(scaling, scaling.mscale) / _yarn_factor(scaling, scaling.mscale_all_dim)
+    return _yarn_factor(scaling, 1.0)
 
 
-def _dynamic(
-    wavelengths: np.ndarray, config: ModelConfig, scaling: RopeScaling
-) -> tuple[np.ndarray, float]:
-    """Unscaled: it differs only beyond `config.context_length`."""
-    return 1 / wavelengths, 1.0
-
-
-def _factors(
-    wavelengths: np.ndarray, config: ModelConfig, scaling: RopeScaling
-) -> tuple[np.ndarray, float]:
-    return 1 / wavelengths / np.asarray(scaling.divisors, np.float32), 1.0
-
-
-def _llama3(
-    wavelengths: np.ndarray, config: ModelConfig, scaling: RopeScaling
-) -> tuple[np.ndarray, float]:
+def _llama3(plain: np.ndarray, scaling: RopeScaling) -> np.ndarray:
     """Slow frequencies are divided by the factor, fast ones kept, and the band between blended."""
-    frequencies = 1 / wavelengths
-    turns = scaling.original_max_position / (np.float32(2 * math.pi) / frequencies)
+    turns = scaling.original_max_position / (np.float32(2 * math.pi) / plain)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    smooth = np.clip((turns - low) / (high - low), 0, 1).astype(np.float32)
-    return (1 - smooth) * frequencies / np.float32(scaling.factor) + smooth * frequencies, 1.0
+    kept = np.clip((turns - low) / (high - low), 0, 1).astype(np.float32)
+    return (1 - kept) * plain / np.float32(scaling.factor) + kept * plain
 
 
-def _yarn(
-    wavelengths: np.ndarray, config: ModelConfig, scaling: RopeScaling
-) -> tuple[np.ndarray, float]:
-    """YaRN (Peng et al. 2023): a ramp from kept to divided frequencies, and softer attention."""
-    low, high = _yarn_ramp(config, scaling)
-    ramp = (np.arange(config.head_dim // 2, dtype=np.float32) - low) / (high - low)
+def _yarn(plain: np.ndarray, scaling: RopeScaling, theta: float) -> np.ndarray:
+    """YaRN (Peng et al. 2023): a ramp over the dimensions from kept to divided frequencies."""
+    low, high = _yarn_ramp(scaling, theta, 2 * plain.size)
+    ramp = (np.arange(plain.size, dtype=np.float32) - low) / (high - low)
     divided = np.clip(ramp, 0, 1).astype(np.float32)
-    kept = 1 / wavelengths
-    scaled = 1 / (np.float32(scaling.factor) * wavelengths)
-    return scaled * divided + kept * (1 - divided), _yarn_attention_factor(scaling)
+    return plain / np.float32(scaling.factor) * divided + plain * (1 - divided)
 
 
-def _yarn_ramp(config: ModelConfig, scaling: RopeScaling) -> tuple[float, float]:
+def _yarn_ramp(scaling: RopeScaling, theta: float, head_dim: int) -> tuple[float, float]:
     """Dimensions that turn `beta_fast` and `beta_slow` times over the original context."""
 
     def dimension(turns: float) -> float:
         span = scaling.original_max_position / (turns * 2 * math.pi)
-        return config.head_dim * math.log(span) / (2 * math.log(config.rope_theta))
+        return head_dim * math.log(span) / (2 * math.log(theta))
 
     low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, config.head_dim - 1)
+    low, high = max(low, 0), min(high, head_dim - 1)
     return low, high if high != low else high + 0.001
 
 
-def _yarn_attention_factor(scaling: RopeScaling) -> float:
-    def softening(weight: float) -> float:
-        if scaling.factor <= 1:
-            return 1.0
-        return 0.1 * weight * math.log(scaling.factor) + 1.0
-
-    if scaling.attention_factor is not None:
-        return scaling.attention_factor
-    if scaling.mscale and scaling.mscale_all_dim:
-        return softening(scaling.mscale) / softening(scaling.mscale_all_dim)
-    return softening(1.0)
-
-
-_Scaling = Callable[[np.ndarray, ModelConfig, RopeScaling], tuple[np.ndarray, float]]
-_SCALINGS: dict[str, _Scaling] = {
-    "linear": _linear,
-    "dynamic": _dynamic,
-    "factors": _factors,
-    "llama3": _llama3,
-    "yarn": _yarn,
-}
+def _yarn_factor(scaling: RopeScaling, weight: float) -> float:
+    return 1.0 if scaling.factor <= 1 else 0.1 * weight * math.log(scaling.factor) + 1.0

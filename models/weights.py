@@ -12,7 +12,7 @@ F size of the MLP.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -142,7 +142,7 @@ def linear(
 
 
 def fused_linear(
-    parts: dict[str, tuple[int, ...]],
+    parts: Mapping[str, tuple[int, ...]],
     inputs: int,
     *,
     bias: bool,

@@ -7,7 +7,6 @@ that the host holds no more than the parameter in flight.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paged.models.loading.progress import track
-from paged.models.weights import ParamSpec
+from paged.models.loading.progress import progress
+from paged.models.weights import ParamSpec, param_bytes
 
 # Buffers that old exporters wrote beside the weights and nothing reads.
 _HARMLESS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|masked_bias|attn\.bias)$")
@@ -57,7 +56,7 @@ def load_params(
     checkpoint: Checkpoint,
     dtype: jnp.dtype,
     *,
-    progress: bool = True,
+    show_progress: bool = True,
     sharding: Any = None,
 ) -> Any:
     """Load the described parameters.
@@ -65,22 +64,23 @@ def load_params(
     Args:
         specs: pytree of `ParamSpec`.
         dtype: of the parameters; tensors are cast as they arrive.
-        progress: show a bar on a terminal, or log lines elsewhere.
+        show_progress: a bar on a terminal, or log lines elsewhere.
         sharding: None for the default device, or a pytree of shardings like `specs`.
 
     Raises:
         CheckpointError: tensors are missing, unexpected or of the wrong shape.
     """
     check_tensors(specs, checkpoint)
-    leaves, structure = jax.tree.flatten(specs)
-    shardings = [None] * len(leaves) if sharding is None else structure.flatten_up_to(sharding)
-    sizes = [math.prod(spec.shape) * dtype.itemsize for spec in leaves]
-    params = []
-    for index in track(sizes, "Loading weights", show=progress):
-        spec = leaves[index]
-        tensors = [checkpoint.read(part.name) for part in spec.parts]
-        params.append(_assemble(spec, tensors, dtype, shardings[index]))
-    return structure.unflatten(params)
+    trees = (specs,) if sharding is None else (specs, sharding)
+    with progress(param_bytes(specs, dtype), "Loading weights", show=show_progress) as advance:
+
+        def load(spec: ParamSpec, target: Any = None) -> jax.Array:
+            tensors = [checkpoint.read(part.name) for part in spec.parts]
+            param = _assemble(spec, tensors, dtype, target)
+            advance(param.nbytes)
+            return param
+
+        return jax.tree.map(load, *trees)
 
 
 def _assemble(

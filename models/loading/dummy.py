@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+import zlib
+from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from paged.models.weights import Init
+from paged.models.weights import Init, ParamSpec
 
 _DEVIATION = 0.02
 
@@ -20,32 +21,24 @@ def random_params(specs: Any, dtype: jnp.dtype, *, seed: int = 0, sharding: Any 
         specs: pytree of `ParamSpec`.
         sharding: None for the default device, or a pytree of shardings like `specs`.
     """
-    leaves, structure = jax.tree.flatten(specs)
-    shardings = [None] * len(leaves) if sharding is None else structure.flatten_up_to(sharding)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-    params = [
-        _initializer(spec.init, spec.shape, dtype, target)(key)
-        for spec, target, key in zip(leaves, shardings, keys, strict=True)
-    ]
-    return jax.block_until_ready(structure.unflatten(params))
+    root = jax.random.key(seed)
+    trees = (specs,) if sharding is None else (specs, sharding)
+
+    def initialize(spec: ParamSpec, target: Any = None) -> jax.Array:
+        # Drawn by name, so that a parameter does not change with what stands beside it.
+        key = jax.random.fold_in(root, zlib.crc32(spec.parts[0].name.encode()))
+        return _initializer(spec.init, spec.shape, dtype, target)(key)
+
+    return jax.block_until_ready(jax.tree.map(initialize, *trees))
 
 
 @cache
 def _initializer(init: Init, shape: tuple[int, ...], dtype: jnp.dtype, sharding: Any) -> Any:
     """A compiled initializer, one for each distinct shape."""
-    return jax.jit(partial(_INITS[init], shape=shape, dtype=dtype), out_shardings=sharding)
 
+    def initialize(key: jax.Array) -> jax.Array:
+        if init == "normal":
+            return _DEVIATION * jax.random.normal(key, shape, dtype)
+        return jnp.full(shape, 1 if init == "ones" else 0, dtype)
 
-def _normal(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-    return _DEVIATION * jax.random.normal(key, shape, dtype)
-
-
-def _ones(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-    return jnp.ones(shape, dtype)
-
-
-def _zeros(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-    return jnp.zeros(shape, dtype)
-
-
-_INITS = {"normal": _normal, "ones": _ones, "zeros": _zeros}
+    return jax.jit(initialize, out_shardings=sharding)

@@ -66,7 +66,7 @@ class ModelSource:
         if self.open_checkpoint is None:
             return random_params(specs, dtype, seed=seed, sharding=sharding)
         checkpoint = self.open_checkpoint()
-        return load_params(specs, checkpoint, dtype, progress=progress, sharding=sharding)
+        return load_params(specs, checkpoint, dtype, show_progress=progress, sharding=sharding)
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer.
