@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 
@@ -36,6 +36,7 @@ class CompletionOutput:
         logprobs: an entry per entry of token_ids; None if not asked for.
         finish_reason: "stop", "length", "abort" or "error"; None while it runs.
         stop_reason: the stop string or stop token id that ended it; None for end-of-sequence.
+        error: what went wrong, when finish_reason is "error".
     """
 
     index: int
@@ -45,6 +46,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    error: str | None = None
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -90,3 +92,28 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int
     metrics: RequestMetrics
+
+
+def join_deltas(older: RequestOutput, newer: RequestOutput) -> RequestOutput:
+    """Two successive DELTA outputs of a request as one."""
+    outputs = {output.index: output for output in older.outputs}
+    for output in newer.outputs:
+        before = outputs.get(output.index)
+        outputs[output.index] = output if before is None else _joined(before, output)
+    return replace(
+        newer,
+        outputs=[outputs[index] for index in sorted(outputs)],
+        prompt_logprobs=older.prompt_logprobs or newer.prompt_logprobs,
+    )
+
+
+def _joined(older: CompletionOutput, newer: CompletionOutput) -> CompletionOutput:
+    logprobs = newer.logprobs
+    if older.logprobs is not None and logprobs is not None:
+        logprobs = older.logprobs + logprobs
+    return replace(
+        newer,
+        text=older.text + newer.text,
+        token_ids=older.token_ids + newer.token_ids,
+        logprobs=logprobs,
+    )

@@ -1,0 +1,222 @@
+"""The way in: prompts and parameters as users write them, checked and made into engine requests.
+
+Every check that depends on the model is here, so that nothing invalid reaches the core. Messages
+give the numbers, never the input itself, which may be huge or private.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import index
+from typing import Any, NamedTuple, NotRequired, TypedDict
+
+from paged.models.tokenizer import Tokenizer
+from paged.runtime.errors import InvalidRequest
+from paged.runtime.messages import EngineRequest
+from paged.runtime.sampling_params import SamplingParams
+
+
+class TextPrompt(TypedDict):
+    """A prompt to be tokenised."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """A tokenised prompt; `prompt`, if given, is its text and only passed on to the output."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+
+
+class Prepared(NamedTuple):
+    """A request ready for the core, and its prompt's text (None if it came as token ids)."""
+
+    request: EngineRequest
+    prompt: str | None
+
+
+class _Parts(NamedTuple):
+    """A prompt taken apart; token_ids is None for text yet to be tokenised."""
+
+    text: str | None
+    token_ids: list[int] | None
+    cache_salt: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Front:
+    """Makes engine requests for one model. Safe to use from several threads.
+
+    Attributes:
+        tokenizer: None if the engine takes token ids only.
+        max_model_len: tokens of prompt and output together.
+        vocab_size: token ids are below it.
+        max_logprobs: most log-probabilities at a position.
+        default_params: for requests without parameters.
+        has_priorities: whether the scheduler heeds priorities.
+    """
+
+    tokenizer: Tokenizer | None
+    max_model_len: int
+    vocab_size: int
+    max_logprobs: int
+    default_params: SamplingParams
+    has_priorities: bool = False
+
+    def prepare(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Prepared:
+        """One request. Raises InvalidRequest if it can never run."""
+        return self.prepare_all([request_id], [prompt], [params], [priority], cache_salt)[0]
+
+    def prepare_all(
+        self,
+        request_ids: Sequence[str],
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams | None],
+        priorities: Sequence[int],
+        cache_salt: str = "",
+    ) -> list[Prepared]:
+        """Many requests, tokenised together. Raises InvalidRequest if any can never run."""
+        arrival = time.time()
+        parts = self._tokenised([_take_apart(prompt, cache_salt) for prompt in prompts])
+        prepared = []
+        for each in zip(request_ids, parts, params, priorities, strict=True):
+            request_id, part, wanted, priority = each
+            assert part.token_ids is not None
+            self._check_prompt(part.token_ids)
+            self._check_priority(priority)
+            request = EngineRequest(
+                request_id=request_id,
+                prompt_token_ids=part.token_ids,
+                params=self._resolve(wanted, len(part.token_ids)),
+                priority=priority,
+                arrival_time=arrival,
+                cache_salt=part.cache_salt,
+            )
+            prepared.append(Prepared(request, part.text))
+        return prepared
+
+    def _tokenised(self, parts: list[_Parts]) -> list[_Parts]:
+        texts = [part.text for part in parts if part.token_ids is None and part.text is not None]
+        if not texts:
+            return parts
+        if self.tokenizer is None:
+            raise InvalidRequest(
+                "the engine was started with skip_tokenizer_init and takes no text; "
+                'send {"prompt_token_ids": [...]}',
+                "prompt",
+            )
+        encoded = iter(self.tokenizer.backend.encode_batch_fast(texts))
+        return [
+            part._replace(token_ids=next(encoded).ids) if part.token_ids is None else part
+            for part in parts
+        ]
+
+    def _check_prompt(self, token_ids: list[int]) -> None:
+        if not token_ids:
+            raise InvalidRequest("the prompt is empty; it must hold at least one token", "prompt")
+        self._check_ids(token_ids, "prompt")
+
+    def _check_priority(self, priority: int) -> None:
+        if priority and not self.has_priorities:
+            raise InvalidRequest(
+                f"priority is {priority}, but requests are served in order of arrival; start the "
+                "engine with --scheduling-policy priority",
+                "priority",
+            )
+
+    def _check_ids(self, token_ids: Iterable[int], param: str) -> None:
+        for token in token_ids:
+            if not 0 <= token < self.vocab_size:
+                raise InvalidRequest(
+                    f"Token id {token} is out of vocabulary: {param} takes ids from 0 to "
+                    f"{self.vocab_size - 1}",
+                    param,
+                )
+
+    def _resolve(self, params: SamplingParams | None, num_prompt_tokens: int) -> SamplingParams:
+        """Checked parameters with max_tokens set."""
+        room = self.max_model_len - num_prompt_tokens
+        explicit = params is not None and params.max_tokens is not None
+        params = self.default_params if params is None else params
+        wanted = params.max_tokens
+        if room < 1 or (explicit and wanted is not None and wanted > room):
+            raise self._too_long(num_prompt_tokens, wanted)
+        self._check_params(params)
+        max_tokens = room if wanted is None else min(wanted, room)
+        return params if max_tokens == wanted else replace(params, max_tokens=max_tokens)
+
+    def _too_long(self, num_prompt_tokens: int, max_tokens: int | None) -> InvalidRequest:
+        output = f"{max_tokens}" if max_tokens is not None else "at least 1"
+        total = num_prompt_tokens + (max_tokens or 1)
+        return InvalidRequest(
+            f"This model's maximum context length is {self.max_model_len} tokens. However, you "
+            f"requested {output} output tokens and your prompt contains {num_prompt_tokens} input "
+            f"tokens, for a total of {'' if max_tokens else 'at least '}{total} tokens. Please "
+            "reduce the length of the input prompt or the number of requested output tokens.",
+            "input_tokens",
+        )
+
+    def _check_params(self, params: SamplingParams) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, name)
+            if value is not None and value > self.max_logprobs:
+                raise InvalidRequest(
+                    f"{name} must be at most {self.max_logprobs} (--max-logprobs), got {value}",
+                    name,
+                )
+        if params.stop_strings and self.tokenizer is None:
+            raise InvalidRequest(
+                "stop strings need a tokenizer; the engine was started with skip_tokenizer_init",
+                "stop",
+            )
+        self._check_ids(params.stop_token_ids or (), "stop_token_ids")
+        self._check_ids(params.logit_bias or (), "logit_bias")
+
+
+def _take_apart(prompt: Prompt, cache_salt: str) -> _Parts:
+    if isinstance(prompt, str):
+        return _Parts(prompt, None, cache_salt)
+    if not isinstance(prompt, Mapping):
+        return _Parts(None, _integers(prompt), cache_salt)
+    return _parts_of_mapping(prompt, cache_salt)
+
+
+def _parts_of_mapping(prompt: Mapping[str, Any], cache_salt: str) -> _Parts:
+    unknown = [key for key in prompt if key not in _PROMPT_KEYS]
+    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    cache_salt = prompt.get("cache_salt", cache_salt)
+    if unknown or not isinstance(text, str | None) or (text is None and token_ids is None):
+        raise InvalidRequest(
+            'a prompt given as a dict must hold "prompt" (text) or "prompt_token_ids" (integers), '
+            'and may hold "cache_salt"',
+            "prompt",
+        )
+    if not isinstance(cache_salt, str):
+        raise InvalidRequest("cache_salt must be a string", "cache_salt")
+    return _Parts(text, None if token_ids is None else _integers(token_ids), cache_salt)
+
+
+def _integers(values: Any) -> list[int]:
+    try:
+        return [index(value) for value in values]
+    except TypeError:
+        raise InvalidRequest(
+            "a prompt must be text, a list of token ids, or a dict with either", "prompt"
+        ) from None
