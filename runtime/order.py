@@ -1,0 +1,102 @@
+"""In which order sequences are served.
+
+One order rules a scheduler: waiting sequences are admitted from its front, running ones advance
+from its front, and when pages run out the last running sequence gives its pages back. A key never
+changes, so whoever comes first is never thrown out for those behind, and nobody starves.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+
+from paged.runtime.sequence import Sequence, Status
+
+Order = Callable[[Sequence], tuple[float, int]]
+
+PRIORITY_SECONDS = 60.0
+"""What one level of priority is worth in seconds of waiting."""
+
+
+def by_arrival(sequence: Sequence) -> tuple[float, int]:
+    """First come, first served."""
+    return sequence.arrival, sequence.sequence_id
+
+
+def by_priority(sequence: Sequence) -> tuple[float, int]:
+    """Lower priorities first, but each level counts only as much as `PRIORITY_SECONDS`.
+
+    An urgent sequence overtakes those that arrived up to so much earlier for each level between
+    them; whoever has waited longer keeps its place, however many urgent ones arrive.
+    """
+    return sequence.arrival + PRIORITY_SECONDS * sequence.priority, sequence.sequence_id
+
+
+ORDERS: dict[str, Order] = {"fcfs": by_arrival, "priority": by_priority}
+"""By the name of the scheduling policy."""
+
+
+class Line:
+    """Sequences in their order of service."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._sequences: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences)
+
+    @property
+    def first(self) -> Sequence | None:
+        return self._sequences[0] if self._sequences else None
+
+    @property
+    def last(self) -> Sequence | None:
+        return self._sequences[-1] if self._sequences else None
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self._sequences, sequence, key=self._order)
+
+    def remove(self, sequence: Sequence) -> None:
+        index = bisect_left(self._sequences, self._order(sequence), key=self._order)
+        found = self._sequences.pop(index)
+        assert found is sequence, f"sequence {sequence.sequence_id} is not in this line"
+
+
+class WaitingLine(Line):
+    """Sequences to admit. Forks stand beside the line until their parent's prompt is scheduled."""
+
+    def __init__(self, order: Order) -> None:
+        super().__init__(order)
+        self._forks: dict[int, list[Sequence]] = {}  # by the parent's id
+
+    @property
+    def has_forks(self) -> bool:
+        return bool(self._forks)
+
+    def add(self, sequence: Sequence) -> None:
+        parent = sequence.parent
+        if parent is not None and sequence.status is Status.WAITING and _prompt_to_come(parent):
+            self._forks.setdefault(parent.sequence_id, []).append(sequence)
+        else:
+            super().add(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        forks = self._forks.get(sequence.parent.sequence_id, []) if sequence.parent else []
+        if sequence in forks:
+            forks.remove(sequence)
+        else:
+            super().remove(sequence)
+
+    def release_forks(self, parent: Sequence) -> None:
+        """Let the forks join the line: the parent's prompt is scheduled, or will not be soon."""
+        for fork in self._forks.pop(parent.sequence_id, ()):
+            super().add(fork)
+
+
+def _prompt_to_come(parent: Sequence) -> bool:
+    running = parent.status is Status.RUNNING
+    return parent.status is Status.WAITING or (running and parent.num_computed < len(parent.prompt))

@@ -1,0 +1,411 @@
+"""Which sequences advance in a step, by how many tokens, and in which pages.
+
+There is no prefill phase and no decode phase: each step shares out a budget of tokens so that every
+sequence's computed tokens catch up with its known ones. Running sequences come first, then waiting
+ones while slots, budget and pages last. When pages run out, the last running sequence is preempted:
+it gives back all its pages and later computes them again, mostly from the prefix cache.
+
+The caller may schedule any number of steps before it reads the first one's tokens, as long as the
+device runs them in order. Everything here counts by schedule: what a step will write is taken as
+written, since only later steps (or the attention of the same step, which comes after its writes)
+read it. Pages are given back at once for the same reason: their next owner's step comes later.
+"""
+
+from __future__ import annotations
+
+from collections import abc
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from paged.pool import PagePool
+from paged.prefix import extend_hashes
+from paged.runtime.order import ORDERS, Line, WaitingLine
+from paged.runtime.plan import PageCopy, PageUpdate, Row, StepPlan, TokenEvent
+from paged.runtime.sequence import FinishReason, Sequence, Status
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """The limits of a step.
+
+    Attributes:
+        max_num_seqs: sequences running at once, and so slots.
+        max_num_batched_tokens: tokens in a step.
+        max_model_len: tokens of a sequence, prompt and outputs.
+        policy: the order of service, see `paged.runtime.order`.
+        enable_chunked_prefill: whether a prompt may be spread over steps.
+        long_prefill_token_threshold: tokens of one prompt in a step at most; 0 for no limit.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_num_seqs <= self.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_seqs must be between 1 and max_num_batched_tokens "
+                f"({self.max_num_batched_tokens}), so that every running sequence can advance in "
+                f"each step; got {self.max_num_seqs}"
+            )
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise ValueError(
+                f"without chunked prefill max_num_batched_tokens ({self.max_num_batched_tokens}) "
+                f"must be at least max_model_len ({self.max_model_len}): raise the one, lower the "
+                f"other or enable chunked prefill"
+            )
+        if self.policy not in ORDERS:
+            raise ValueError(f"policy must be one of {', '.join(ORDERS)}, got {self.policy!r}")
+
+
+class _Prefix(NamedTuple):
+    """The first tokens of a waiting sequence, as far as pages hold them already."""
+
+    num_tokens: int
+    pages: list[int]  # the last may be filled in part
+
+
+@dataclass
+class _Draft:
+    """A plan in the making; `budget` is the number of tokens it has room for."""
+
+    budget: int
+    decodes: list[Row] = field(default_factory=list)
+    chunks: list[Row] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
+    page_updates: list[PageUpdate] = field(default_factory=list)
+    copies: list[PageCopy] = field(default_factory=list)
+
+    def give_pages(self, sequence: Sequence, pages: list[int]) -> None:
+        assert sequence.slot is not None, "only a running sequence has a page table"
+        for index, page in enumerate(pages, start=len(sequence.page_table)):
+            self.page_updates.append(PageUpdate(sequence.slot, index, page))
+        sequence.page_table += pages
+
+    def prefills(self, sequence: Sequence) -> bool:
+        """Whether the plan computes prompt tokens of the sequence."""
+        num_prompt = len(sequence.prompt)
+        rows = (*self.chunks, *self.decodes)
+        return any(row.sequence is sequence and row.start < num_prompt for row in rows)
+
+    def finish(self) -> StepPlan:
+        return StepPlan(
+            rows=(*self.decodes, *self.chunks),
+            admitted=tuple(self.admitted),
+            page_updates=tuple(self.page_updates),
+            copies=tuple(self.copies),
+        )
+
+
+class Scheduler:
+    """Owns the lives of sequences, from `add` to the event or call that finishes them.
+
+    Attributes:
+        prefix_queries: prompt tokens looked up in the prefix cache at first admissions.
+        prefix_hits: those of them that were found.
+        num_preemptions: times a sequence had to give its pages back.
+    """
+
+    def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
+        self.config = config
+        self.pool = pool
+        if self._num_pages(config.max_model_len) >= pool.num_pages:
+            raise ValueError(
+                f"max_model_len {config.max_model_len} takes "
+                f"{self._num_pages(config.max_model_len)} pages of {pool.page_size} tokens, and "
+                f"the pool has {pool.num_pages - 1}: lower max_model_len or give the cache more "
+                f"memory"
+            )
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self.num_preemptions = 0
+        self._sequences: dict[int, Sequence] = {}
+        self._running = Line(ORDERS[config.policy])
+        self._waiting = WaitingLine(ORDERS[config.policy])
+        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))  # a stack: 0 goes first
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without a slot: not admitted yet, or preempted."""
+        return len(self._sequences) - len(self._running)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the pool's pages that sequences hold."""
+        return self.pool.num_used / (self.pool.num_pages - 1)
+
+    @property
+    def kv_waste(self) -> float:
+        """Share of the token places in held pages that hold no token. (A shared page is full.)"""
+        held = self.pool.num_used * self.pool.page_size
+        filled = sum(sequence.num_computed for sequence in self._running)
+        places = sum(len(sequence.page_table) for sequence in self._running) * self.pool.page_size
+        return (places - filled) / held if held else 0.0
+
+    def add(self, sequence: Sequence) -> None:
+        """Take a new sequence; a parent must have been added before its forks.
+
+        Raises:
+            ValueError: it has no prompt, or it could outgrow max_model_len.
+        """
+        longest = len(sequence.prompt) + sequence.limits.max_tokens
+        if not sequence.prompt or longest > self.config.max_model_len:
+            raise ValueError(
+                f"a prompt needs at least one token and, with max_tokens, at most max_model_len "
+                f"({self.config.max_model_len}); got {len(sequence.prompt)} prompt tokens and "
+                f"max_tokens {sequence.limits.max_tokens}"
+            )
+        assert sequence.sequence_id not in self._sequences, "a sequence_id is taken"
+        self._sequences[sequence.sequence_id] = sequence
+        self._waiting.add(sequence)
+
+    def abort(self, sequence_ids: abc.Iterable[int]) -> list[Sequence]:
+        """Finish sequences on behalf of whoever asked for them; see `finish`."""
+        return self.finish(sequence_ids, FinishReason.ABORT)
+
+    def finish(self, sequence_ids: abc.Iterable[int], reason: FinishReason) -> list[Sequence]:
+        """Finish sequences for a reason found outside; return those that were still alive.
+
+        What steps in flight still sample for them is dropped.
+        """
+        alive = [self._sequences[i] for i in dict.fromkeys(sequence_ids) if i in self._sequences]
+        for sequence in alive:
+            self._finish(sequence, reason)
+        return alive
+
+    def fail_all(self) -> list[Sequence]:
+        """Finish every sequence after a failed step, whose pages may hold anything."""
+        failed = self.finish(list(self._sequences), FinishReason.ERROR)
+        self.pool.reset_prefix_cache()
+        return failed
+
+    def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
+        """Forget all cached pages; refused (False) while sequences hold pages.
+
+        Args:
+            preempt_running: take the pages away first; the sequences compute them again.
+        """
+        while preempt_running and (sequence := self._running.last):
+            self._preempt(sequence)
+        return self.pool.reset_prefix_cache()
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step; None if nothing can advance before a step in flight is read."""
+        draft = _Draft(budget=self.config.max_num_batched_tokens)
+        preempted = self._schedule_running(draft)
+        if not preempted:
+            self._schedule_waiting(draft)
+        plan = draft.finish()
+        if self._waiting.has_forks:
+            for row in plan.rows:
+                if row.samples:
+                    self._waiting.release_forks(row.sequence)
+        return plan if plan.rows else None
+
+    def update(self, plan: StepPlan, tokens: abc.Sequence[int]) -> list[TokenEvent]:
+        """Take in what a step sampled. Steps are read in the order of their schedule.
+
+        Args:
+            tokens: one per row of the plan, and perhaps padding. Those of rows that do not sample
+                are ignored.
+        """
+        assert len(tokens) >= len(plan.rows), "a row has no token"
+        events = []
+        for index, (row, token) in enumerate(zip(plan.rows, tokens, strict=False)):
+            sequence = row.sequence
+            if not row.samples or sequence.finished:
+                continue
+            sequence.outputs.append(token)
+            sequence.num_pending -= 1
+            if sequence.num_tokens % self.pool.page_size == 0:
+                self._register_pages(sequence)
+            reason = _finish_reason(sequence)
+            if reason:
+                if reason is FinishReason.STOP and token not in sequence.limits.eos_token_ids:
+                    sequence.stop_reason = token
+                self._finish(sequence, reason)
+            events.append(TokenEvent(sequence, index, token, reason))
+        return events
+
+    def _schedule_running(self, draft: _Draft) -> bool:
+        """Advance the running sequences; return whether one had to be preempted for it."""
+        num_preemptions, page_size = self.num_preemptions, self.pool.page_size
+        # A preemption removes the last in line, which has no row yet: the loop only ends sooner.
+        for index, sequence in enumerate(self._running):
+            if len(sequence.outputs) + sequence.num_pending >= sequence.limits.max_tokens:
+                continue  # its last token is on the way
+            num_left = sequence.num_total - sequence.num_computed
+            if num_left > 1:  # known tokens, for which it got pages on admission
+                # One token is kept for each sequence behind: no prompt holds up their decoding.
+                budget = draft.budget - (len(self._running) - index - 1)
+                length = self._chunk_length(num_left, budget)
+                self._add_row(draft, sequence, length, samples=length == num_left)
+            elif sequence.num_computed < len(sequence.page_table) * page_size or self._add_page(
+                draft, sequence
+            ):
+                self._add_row(draft, sequence, 1, samples=True)
+        return self.num_preemptions > num_preemptions
+
+    def _schedule_waiting(self, draft: _Draft) -> None:
+        """Admit from the front of the line until one does not fit; nobody overtakes it."""
+        while self._free_slots and draft.budget and (sequence := self._waiting.first):
+            if not self._admit(draft, sequence):
+                return
+
+    def _chunk_length(self, num_left: int, budget: int) -> int:
+        """How many of a sequence's `num_left` tokens to compute now; 0 if that must wait."""
+        if self.config.enable_chunked_prefill:
+            return min(num_left, budget, self.config.long_prefill_token_threshold or num_left)
+        return num_left if num_left <= budget else 0
+
+    def _add_page(self, draft: _Draft, sequence: Sequence) -> bool:
+        """Give a running sequence one more page, at the cost of the last in line if need be.
+
+        Returns False if that is the sequence itself.
+        """
+        while not self.pool.can_allocate(1):
+            victim = self._running.last
+            assert victim is not None, "a running sequence is in line"
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        draft.give_pages(sequence, self.pool.allocate(1))
+        return True
+
+    def _admit(self, draft: _Draft, sequence: Sequence) -> bool:
+        """Give the sequence a slot and pages for all its known tokens, if there is room."""
+        if sequence.num_pending:
+            return False  # preempted, and its newest tokens are still on the way
+        prefix = self._find_prefix(draft, sequence)
+        num_left = sequence.num_tokens - prefix.num_tokens
+        length = self._chunk_length(num_left, draft.budget)
+        # Whole pages are shared. One that is filled in part would be written to: it is copied.
+        num_shared = prefix.num_tokens // self.pool.page_size
+        shared, copied = prefix.pages[:num_shared], prefix.pages[num_shared:]
+        num_own = self._num_pages(sequence.num_tokens) - num_shared
+        if not length or not self.pool.can_allocate(num_own, shared):
+            return False
+        self._waiting.remove(sequence)
+        self._running.add(sequence)
+        self._start(sequence, prefix.num_tokens, num_shared)
+        self.pool.share(shared)
+        own = self.pool.allocate(num_own)
+        draft.admitted.append(sequence)
+        draft.give_pages(sequence, shared + own)
+        draft.copies += map(PageCopy, copied, own)
+        self._add_row(draft, sequence, length, samples=length == num_left)
+        return True
+
+    def _start(self, sequence: Sequence, num_computed: int, num_registered: int) -> None:
+        sequence.status = Status.RUNNING
+        sequence.slot = self._free_slots.pop()
+        sequence.num_computed = num_computed
+        sequence.num_registered = num_registered
+        if sequence.num_cached < 0:
+            sequence.num_cached = num_computed
+            if self.pool.enable_prefix_caching and sequence.reads_prefix_cache:
+                self.prefix_queries += len(sequence.prompt)
+                self.prefix_hits += num_computed
+
+    def _find_prefix(self, draft: _Draft, sequence: Sequence) -> _Prefix:
+        """The tokens that need not be computed: all but at least one, whose logits are wanted."""
+        if not sequence.reads_prefix_cache:
+            return _Prefix(0, [])
+        parent, page_size = sequence.parent, self.pool.page_size
+        if parent and sequence.status is Status.WAITING and self._has_prompt(draft, parent):
+            num_tokens = len(sequence.prompt) - 1
+            sequence.page_hashes = parent.page_hashes[: num_tokens // page_size]
+            return _Prefix(num_tokens, parent.page_table[: self._num_pages(num_tokens)])
+        if not self.pool.enable_prefix_caching:
+            return _Prefix(0, [])
+        num_pages = (sequence.num_tokens - 1) // page_size
+        self._hash_pages(sequence, num_pages)
+        pages = self.pool.match(sequence.page_hashes[:num_pages])
+        return _Prefix(len(pages) * page_size, pages)
+
+    def _has_prompt(self, draft: _Draft, parent: Sequence) -> bool:
+        """Whether earlier steps wrote the parent's prompt: a step copies pages before it writes."""
+        running = parent.status is Status.RUNNING and parent.num_computed >= len(parent.prompt)
+        return running and not draft.prefills(parent)
+
+    def _add_row(self, draft: _Draft, sequence: Sequence, length: int, samples: bool) -> None:
+        """Let the sequence advance by `length` tokens, which its pages have room for."""
+        assert sequence.slot is not None, "only a running sequence advances"
+        row = Row(sequence, sequence.slot, sequence.num_computed, length, samples)
+        (draft.decodes if length == 1 else draft.chunks).append(row)
+        draft.budget -= length
+        sequence.num_computed += length
+        sequence.num_pending += samples
+        if sequence.num_computed % self.pool.page_size < length:  # a page has become full
+            self._register_pages(sequence)
+
+    def _register_pages(self, sequence: Sequence) -> None:
+        """Let the pool find the pages that are full of known tokens, scheduled to be written."""
+        first = sequence.num_registered
+        full = min(sequence.num_computed, sequence.num_tokens) // self.pool.page_size
+        if full <= first or not self.pool.enable_prefix_caching:
+            return
+        self._hash_pages(sequence, full)
+        for index in range(first, full):
+            self.pool.register(sequence.page_table[index], sequence.page_hashes[index])
+        sequence.num_registered = full
+
+    def _hash_pages(self, sequence: Sequence, num_pages: int) -> None:
+        """Extend the sequence's page hashes to its first `num_pages` pages."""
+        hashes, page_size = sequence.page_hashes, self.pool.page_size
+        if len(hashes) < num_pages:
+            tokens = sequence.tokens(len(hashes) * page_size, num_pages * page_size)
+            extend_hashes(hashes, tokens, page_size, sequence.cache_salt)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take a running sequence's pages and slot. What steps in flight sample for it counts."""
+        self._leave(sequence)
+        sequence.status = Status.PREEMPTED
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self._waiting.add(sequence)
+        self._waiting.release_forks(sequence)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        if sequence.status is Status.RUNNING:
+            self._leave(sequence)
+        else:
+            self._waiting.remove(sequence)
+        sequence.status = Status.FINISHED
+        sequence.finish_reason = reason
+        sequence.num_pending = 0
+        del self._sequences[sequence.sequence_id]
+        self._waiting.release_forks(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Take a sequence out of the running ones: its pages and its slot are free at once."""
+        assert sequence.slot is not None, "only a running sequence has a slot"
+        self._running.remove(sequence)
+        self.pool.release(sequence.page_table)
+        self._free_slots.append(sequence.slot)
+        sequence.page_table = []
+        sequence.slot = None
+        sequence.num_computed = 0
+        sequence.num_registered = 0
+
+    def _num_pages(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.pool.page_size)
+
+
+def _finish_reason(sequence: Sequence) -> FinishReason | None:
+    """Why the newest token ends the sequence, if it does."""
+    limits, length = sequence.limits, len(sequence.outputs)
+    if length >= limits.min_tokens and sequence.outputs[-1] in limits.stop_token_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if length >= limits.max_tokens else None
