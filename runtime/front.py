@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from operator import index
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
+from paged.models.chat_template import ChatTemplateError, Message
 from paged.models.tokenizer import Tokenizer
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.messages import EngineRequest
@@ -112,6 +113,42 @@ class Front:
             prepared.append(Prepared(request, part.text))
         return prepared
 
+    def chat_prompts(
+        self, conversations: Sequence[Sequence[Message]], **template: Any
+    ) -> list[TokensPrompt]:
+        """Conversations as prompts, by the model's chat template.
+
+        Args:
+            template: keywords of `Tokenizer.apply_chat_template`.
+
+        Raises:
+            InvalidRequest: there is no tokenizer or template, or the template refuses.
+        """
+        if self.tokenizer is None:
+            raise InvalidRequest(
+                "chat needs a tokenizer; the engine was started with skip_tokenizer_init",
+                "messages",
+            )
+        render = self.tokenizer.apply_chat_template
+        try:
+            texts = [render(messages, **template) for messages in conversations]
+        except ChatTemplateError as error:
+            raise InvalidRequest(str(error), "messages") from error
+        # Templates write the special tokens themselves.
+        encoded = self._encode(texts, add_special_tokens=False)
+        return [
+            TokensPrompt(prompt=text, prompt_token_ids=token_ids)
+            for text, token_ids in zip(texts, encoded, strict=True)
+        ]
+
+    def _encode(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        assert self.tokenizer is not None
+        encode = self.tokenizer.backend.encode_batch_fast
+        try:
+            return [each.ids for each in encode(texts, add_special_tokens=add_special_tokens)]
+        except TypeError:  # what the library says of text that UTF-8 cannot hold
+            raise InvalidRequest("the prompt holds lone surrogates", "prompt") from None
+
     def _tokenised(self, parts: list[_Parts]) -> list[_Parts]:
         texts = [part.text for part in parts if part.token_ids is None and part.text is not None]
         if not texts:
@@ -122,9 +159,9 @@ class Front:
                 'send {"prompt_token_ids": [...]}',
                 "prompt",
             )
-        encoded = iter(self.tokenizer.backend.encode_batch_fast(texts))
+        encoded = iter(self._encode(texts))
         return [
-            part._replace(token_ids=next(encoded).ids) if part.token_ids is None else part
+            part._replace(token_ids=next(encoded)) if part.token_ids is None else part
             for part in parts
         ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,8 @@ from paged.runtime.outputs import (
 )
 from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
 from paged.runtime.stop_strings import StopMatcher, StopPattern
+
+logger = logging.getLogger(__name__)
 
 
 class Processed(NamedTuple):
@@ -124,8 +127,13 @@ class OutputProcessor:
             if live is None or live.sequences[item.index].output.finished():
                 continue
             changed[item.request_id] = live
-            if self._take(live, item, now):
-                aborts.append((item.request_id, item.index))
+            try:
+                if self._take(live, item, now):
+                    aborts.append((item.request_id, item.index))
+            except Exception as error:
+                # A tokenizer that fails on one request's tokens must not stop the others.
+                logger.exception("Request %s failed in output processing", item.request_id)
+                aborts += _fail(live, error)
         outputs = [self._report(live, now) for live in changed.values()]
         return Processed([output for output in outputs if output is not None], aborts)
 
@@ -220,6 +228,15 @@ class OutputProcessor:
             num_cached_tokens=live.num_cached_tokens,
             metrics=replace(live.metrics),
         )
+
+
+def _fail(live: _Request, error: Exception) -> list[tuple[str, int]]:
+    """End what still runs of a request with an error; the sequences that ended so."""
+    live.news = dict(enumerate(live.sequences))
+    failed = [sequence.output for sequence in live.sequences if not sequence.output.finished()]
+    for output in failed:
+        output.finish_reason, output.error = "error", f"{type(error).__name__}: {error}"
+    return [(live.request.request_id, output.index) for output in failed]
 
 
 def _fresh(index: int, params: SamplingParams) -> CompletionOutput:

@@ -1,0 +1,160 @@
+"""`AsyncEngine`: any number of requests at once, for programs that run an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+import weakref
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from paged.models.tokenizer import Tokenizer
+from paged.runtime.config import EngineConfig
+from paged.runtime.engine import engine_config, load_engine
+from paged.runtime.engine_thread import EngineThread, Stream
+from paged.runtime.errors import EngineDead
+from paged.runtime.front import Prepared, Prompt
+from paged.runtime.messages import EngineStats
+from paged.runtime.outputs import RequestOutput
+from paged.runtime.sampling_params import SamplingParams
+
+# Characters that take a few milliseconds to tokenise; longer prompts leave the event loop free.
+_LONG_TEXT = 10_000
+
+
+class AsyncEngine:
+    """A model that serves requests as they come.
+
+        engine = AsyncEngine("path/to/model")
+        async for output in engine.generate("The sky is", SamplingParams()):
+            print(output.outputs[0].text)
+
+    The engine steps in a thread of its own. Methods may be called from any event loop.
+
+    Args:
+        model: folder, GGUF file or hub id; without one, the embedded SmolLM2-135M-Instruct.
+        flags: the fields of `EngineConfig`.
+
+    Raises:
+        TypeError: a keyword that is no flag; the message suggests the nearest one.
+        ConfigError: flags that do not go together or do not fit the device.
+    """
+
+    def __init__(self, model: str | None = None, **flags: Any) -> None:
+        self.config = engine_config(model, flags)
+        engine = load_engine(self.config)
+        self._front = engine.front
+        self._thread = EngineThread(engine)
+        # At interpreter exit, while JAX is still there, and when nobody holds the engine.
+        self._shutdown = weakref.finalize(self, self._thread.shutdown)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> AsyncEngine:
+        return cls(**vars(config))
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """None under skip_tokenizer_init."""
+        return self._front.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        return self._front.max_model_len
+
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        """Those of requests without parameters, from the model's generation_config.json."""
+        return self._front.default_params
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_running
+
+    @property
+    def errored(self) -> bool:
+        return self.dead_error is not None
+
+    @property
+    def dead_error(self) -> EngineDead | None:
+        """What the engine died of; None while it lives and after a shutdown."""
+        return self._thread.dead_error
+
+    def stats(self) -> EngineStats:
+        """As of the last step."""
+        return self._thread.stats
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield a request's outputs until it is finished.
+
+        Leaving early, by `break`, `aclose` or cancellation, aborts the request. A slow consumer
+        delays nobody: outputs that came meanwhile are joined into one.
+
+        Args:
+            prompt: text, token ids, or a dict with "prompt" or "prompt_token_ids".
+            params: default the model's own.
+            request_id: unique among running requests; default a random one.
+            priority: lower goes first, under the priority policy.
+            cache_salt: keeps prefix cache entries apart from those with other salts.
+
+        Raises:
+            InvalidRequest: before the first output, if the request can never run.
+            EngineDead: the engine died or was shut down.
+        """
+        self._thread.check_running()
+        request_id = request_id or uuid.uuid4().hex
+        prepared = await self._prepare(request_id, prompt, params, priority, cache_salt)
+        stream = Stream(prepared)
+        self._thread.start(stream)
+        try:
+            finished = False
+            while not finished:
+                output = await stream.get()
+                finished = output.finished
+                yield output
+        finally:
+            self._thread.leave(stream)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request: its last output comes with finish_reason "abort".
+
+        An id that is not running is ignored.
+        """
+        with suppress(EngineDead):
+            # Shielded: a caller that is cancelled meanwhile still wants the request gone.
+            await asyncio.shield(asyncio.wrap_future(self._thread.abort(request_id)))
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached pages; False, and nothing done, while requests use pages."""
+        call = self._thread.call(lambda engine: engine.reset_prefix_cache())
+        return await asyncio.wrap_future(call)
+
+    def shutdown(self) -> None:
+        """End running requests with finish_reason "abort" and free the device. Idempotent."""
+        self._shutdown()
+
+    async def _prepare(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        priority: int,
+        cache_salt: str,
+    ) -> Prepared:
+        def prepare() -> Prepared:
+            return self._front.prepare(
+                request_id, prompt, params, priority=priority, cache_salt=cache_salt
+            )
+
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        if isinstance(text, str) and len(text) > _LONG_TEXT:
+            return await asyncio.to_thread(prepare)
+        return prepare()

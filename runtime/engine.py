@@ -1,0 +1,155 @@
+"""Front, core and output processor joined: text in, text out, in one thread."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from paged.runtime.config import EngineConfig, flags
+from paged.runtime.errors import ConfigError
+from paged.runtime.front import Front, Prepared
+from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
+from paged.runtime.outputs import RequestOutput
+from paged.runtime.processor import OutputProcessor
+from paged.runtime.sampling_params import SamplingParams, with_model_defaults
+
+if TYPE_CHECKING:
+    from paged.models.loading import ModelSource
+    from paged.models.tokenizer import Tokenizer
+
+
+class Core(Protocol):
+    """What an engine needs of `paged.runtime.core.EngineCore`."""
+
+    @property
+    def has_work(self) -> bool: ...
+    def add(self, request: EngineRequest) -> None: ...
+    def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]: ...
+    def step(self) -> list[SequenceOutput]: ...
+    def stats(self) -> EngineStats: ...
+    def reset_prefix_cache(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Engine:
+    """Requests in, outputs out. One thread drives it; only `front` may be used from others.
+
+    Attributes:
+        front: makes the requests that `add` takes.
+    """
+
+    def __init__(self, core: Core, front: Front) -> None:
+        self.front = front
+        self._core = core
+        self._processor = OutputProcessor(front.tokenizer)
+        self._has_failed = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do, be it to say that the core has died."""
+        return self._core.has_work or self._has_failed
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Requests that have not ended."""
+        return self._processor.request_ids
+
+    def add(self, prepared: Prepared) -> None:
+        """Start a request. Raises InvalidRequest if its id is in use, EngineDead after a death."""
+        self._core.add(prepared.request)
+        self._processor.add(*prepared)
+
+    def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        """End requests; each gives a last output. Ids that are not running are ignored."""
+        news = [item for request_id in request_ids for item in self._core.abort(request_id)]
+        return self._processor.process(news).outputs
+
+    def step(self) -> list[RequestOutput]:
+        """Advance by one step.
+
+        If the device fails, every request ends with an error, and the next call raises EngineDead.
+        """
+        news = self._core.step()
+        self._has_failed = any(item.finish_reason == "error" for item in news)
+        outputs, aborts = self._processor.process(news)
+        for request_id, index in aborts:
+            self._core.abort(request_id, index)
+        return outputs
+
+    def stats(self) -> EngineStats:
+        return self._core.stats()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached pages; False, and nothing done, while requests use pages."""
+        return self._core.reset_prefix_cache()
+
+    def close(self) -> None:
+        """End everything and free the device's memory. Idempotent."""
+        self._core.close()
+
+
+def engine_config(model: str | None, given: dict[str, Any]) -> EngineConfig:
+    """The configuration that keywords ask for; a TypeError suggests the name that was meant."""
+    names = [flag.name for flag in flags()]
+    for name in given:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "see EngineConfig for what there is"
+            raise TypeError(f"unexpected keyword argument {name!r}: {hint}")
+    return EngineConfig(model=model, **given)
+
+
+def load_engine(config: EngineConfig) -> Engine:
+    """Find the model, load and compile it.
+
+    Raises:
+        ConfigError: flags that do not go together or do not fit the device.
+        ModelNotFoundError, CheckpointError, TokenizerError: see `paged.models`.
+    """
+    # Here, so that front, processor and their tests need no JAX.
+    from paged.models.loading import resolve_model
+    from paged.runtime.core import EngineCore
+
+    source = resolve_model(
+        config.model,
+        revision=config.revision,
+        download_dir=config.download_dir,
+        load_format=config.load_format,
+    )
+    defaults = _default_params(config, source)
+    tokenizer = None if config.skip_tokenizer_init else _tokenizer(config, source)
+    core = EngineCore(config, source)
+    front = Front(
+        tokenizer=tokenizer,
+        max_model_len=core.max_model_len,
+        vocab_size=core.vocab_size,
+        max_logprobs=config.max_logprobs,
+        default_params=defaults,
+        has_priorities=config.scheduling_policy == "priority",
+    )
+    return Engine(core, front)
+
+
+def _tokenizer(config: EngineConfig, source: ModelSource) -> Tokenizer:
+    from paged.models.loading import resolve_model
+    from paged.models.tokenizer import tokenizer_from_folder
+
+    if config.tokenizer is None:
+        return source.tokenizer()
+    folder = Path(config.tokenizer).expanduser()
+    if folder.is_dir():
+        return tokenizer_from_folder(folder, source.config.eos_token_ids)
+    other = resolve_model(config.tokenizer, download_dir=config.download_dir, load_format="dummy")
+    return other.tokenizer()
+
+
+def _default_params(config: EngineConfig, source: ModelSource) -> SamplingParams:
+    if config.generation_config not in ("auto", "paged"):
+        raise ConfigError(
+            f"--generation-config must be 'auto' or 'paged', got {config.generation_config!r}"
+        )
+    if config.generation_config == "paged":
+        return SamplingParams()
+    return with_model_defaults(dict(source.generation_config))

@@ -1,0 +1,219 @@
+"""An engine in a thread of its own, and the streams that bring its outputs to event loops.
+
+The thread alone touches the engine. Others hand it calls through an inbox; it makes them between
+steps, and sleeps on the inbox when there is no work. The outputs of a step reach an event loop in
+one piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+
+from paged.runtime.engine import Engine
+from paged.runtime.errors import EngineDead, InvalidRequest
+from paged.runtime.front import Prepared
+from paged.runtime.outputs import RequestOutput, join_deltas
+from paged.runtime.sampling_params import RequestOutputKind
+
+logger = logging.getLogger(__name__)
+
+_SHUT_DOWN = "the engine was shut down"
+
+
+class Stream:
+    """Outputs of a request on their way to its consumer. Lives on the consumer's event loop.
+
+    A slow consumer finds what came meanwhile as one output: DELTA outputs joined, else the newest.
+    """
+
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared = prepared
+        self.request_id = prepared.request.request_id
+        self.loop = asyncio.get_running_loop()
+        self._joins = prepared.request.params.output_kind is RequestOutputKind.DELTA
+        self._ready = asyncio.Event()
+        self._waiting: RequestOutput | None = None
+        self._error: Exception | None = None
+
+    async def get(self) -> RequestOutput:
+        """The next output; after the last one, raises the error that ended the stream early."""
+        await self._ready.wait()
+        output, self._waiting = self._waiting, None
+        if output is None:
+            assert self._error is not None, "an output or an error makes a stream ready"
+            raise self._error
+        if self._error is None:
+            self._ready.clear()
+        return output
+
+    def put(self, item: RequestOutput | Exception) -> None:
+        if isinstance(item, Exception):
+            self._error = item
+        elif self._waiting is not None and self._joins:
+            self._waiting = join_deltas(self._waiting, item)
+        else:
+            self._waiting = item
+        self._ready.set()
+
+
+_Delivery = tuple[Stream, RequestOutput | Exception]
+
+
+class EngineThread:
+    """Drives an engine until it is shut down or dies, then closes it.
+
+    Attributes:
+        stats: as of the last step.
+        dead_error: what the engine died of; None while it lives and after a shutdown.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.stats = engine.stats()
+        self.dead_error: EngineDead | None = None
+        self._engine = engine
+        self._streams: dict[str, Stream] = {}
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        # Set once, after which the inbox takes nothing. The lock is reentrant because the garbage
+        # collector may call `shutdown` anywhere.
+        self._closed: str | None = None
+        self._gate = threading.RLock()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="paged-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        return self._closed is None
+
+    def check_running(self) -> None:
+        """Raises EngineDead if the engine was shut down or has died."""
+        if self._closed is not None:
+            raise EngineDead(self._closed)
+
+    def start(self, stream: Stream) -> None:
+        """Start the request of a stream. What is wrong with it comes through the stream."""
+        self._submit(partial(self._start, stream))
+
+    def leave(self, stream: Stream) -> None:
+        """Nobody reads this stream any more: abort its request if it still runs."""
+        with suppress(EngineDead):
+            self._submit(partial(self._leave, stream))
+
+    def abort(self, request_id: str) -> Future[None]:
+        """End a request; its stream gets a last output."""
+        return self.call(lambda engine: self._deliver(engine.abort([request_id])))
+
+    def call[T](self, function: Callable[[Engine], T]) -> Future[T]:
+        """Have a function called with the engine between two steps."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function(self._engine))
+            except Exception as error:
+                future.set_exception(error)
+
+        self._submit(run)
+        return future
+
+    def shutdown(self) -> None:
+        """End every request with "abort", close the engine and wait for both. Idempotent."""
+        with suppress(EngineDead):
+            self._submit(self._stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _submit(self, call: Callable[[], None]) -> None:
+        with self._gate:
+            self.check_running()
+            self._inbox.put(call)
+
+    # What follows runs in the engine's thread.
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+            self._close(_SHUT_DOWN)
+        except Exception as error:
+            if not isinstance(error, EngineDead):
+                logger.exception("The engine's thread failed")
+                error = EngineDead(f"the engine stopped: {type(error).__name__}: {error}")
+            self.dead_error = error
+            self._close(str(error))
+
+    def _serve(self) -> None:
+        engine = self._engine
+        while not self._stopping:
+            self._make_calls(wait=not engine.has_work)
+            if engine.has_work and not self._stopping:
+                self._deliver(engine.step())
+            self.stats = engine.stats()
+        self._deliver(engine.abort(engine.request_ids))
+
+    def _close(self, reason: str) -> None:
+        with self._gate:
+            self._closed = reason
+        self._make_calls(wait=False)
+        self._send((stream, EngineDead(reason)) for stream in self._streams.values())
+        self._streams.clear()
+        self._engine.close()
+
+    def _make_calls(self, *, wait: bool) -> None:
+        """Make the calls in the inbox; with `wait`, at least one."""
+        with suppress(Empty):
+            self._inbox.get(block=wait)()
+            while True:
+                self._inbox.get_nowait()()
+
+    def _start(self, stream: Stream) -> None:
+        try:
+            self.check_running()
+            self._engine.add(stream.prepared)
+        except (EngineDead, InvalidRequest) as error:
+            self._send([(stream, error)])
+        else:
+            self._streams[stream.request_id] = stream
+
+    def _leave(self, stream: Stream) -> None:
+        if self._streams.get(stream.request_id) is stream:
+            del self._streams[stream.request_id]
+            self._engine.abort([stream.request_id])
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
+        deliveries: list[_Delivery] = []
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                deliveries.append((stream, output))
+                if output.finished:
+                    del self._streams[output.request_id]
+        self._send(deliveries)
+
+    def _send(self, deliveries: Iterable[_Delivery]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Delivery]] = defaultdict(list)
+        for delivery in deliveries:
+            by_loop[delivery[0].loop].append(delivery)
+        for loop, batch in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_put_all, batch)
+            except RuntimeError:  # the loop was closed, and its consumers are gone
+                for stream, _ in batch:
+                    self._leave(stream)
+
+
+def _put_all(batch: list[_Delivery]) -> None:
+    for stream, item in batch:
+        stream.put(item)

@@ -1,0 +1,180 @@
+"""`LLM`: a model for scripts and notebooks, driven in the caller's own thread."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self, cast
+
+from tqdm.auto import tqdm
+
+from paged.models.chat_template import Message, Tool
+from paged.models.tokenizer import Tokenizer
+from paged.runtime.engine import engine_config, load_engine
+from paged.runtime.errors import InvalidRequest
+from paged.runtime.front import Prepared, Prompt
+from paged.runtime.interrupts import deferred_interrupts
+from paged.runtime.messages import EngineStats
+from paged.runtime.outputs import RequestOutput
+from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
+
+
+class LLM:
+    """A model that answers batches of prompts.
+
+        with LLM("path/to/model", max_model_len=4096) as llm:
+            for output in llm.generate(["The sky is", "Grass is"]):
+                print(output.outputs[0].text)
+
+    Calls from several threads take turns. Without `close` or `with`, the interpreter's exit closes
+    it.
+
+    Args:
+        model: folder, GGUF file or hub id; without one, the embedded SmolLM2-135M-Instruct.
+        flags: the fields of `EngineConfig`.
+
+    Raises:
+        TypeError: a keyword that is no flag; the message suggests the nearest one.
+        ConfigError: flags that do not go together or do not fit the device.
+    """
+
+    def __init__(self, model: str | None = None, **flags: Any) -> None:
+        self.config = engine_config(model, flags)
+        self._engine = load_engine(self.config)
+        defaults = _final_only(self._engine.front.default_params)
+        self._front = replace(self._engine.front, default_params=defaults)
+        self._ids = itertools.count()
+        self._turn = threading.Lock()
+        self._close = weakref.finalize(self, self._engine.close)  # at exit, too
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts; the results come in their order.
+
+        Args:
+            prompts: one or many: text, token ids, or a dict with "prompt" or "prompt_token_ids".
+            sampling_params: one for all or one each; default the model's own.
+            use_tqdm: show progress.
+            priority: one for all or one each; lower goes first, under the priority policy.
+
+        Raises:
+            InvalidRequest: a prompt that can never run; none was started then.
+            EngineDead: the device failed, now or before.
+        """
+        many = [prompts] if _is_one_prompt(prompts) else list(cast(Sequence[Prompt], prompts))
+        params = _one_each(sampling_params, len(many), "sampling_params")
+        prepared = self._front.prepare_all(
+            [str(next(self._ids)) for _ in many],
+            many,
+            [None if each is None else _final_only(each) for each in params],
+            [each or 0 for each in _one_each(priority, len(many), "priority")],
+        )
+        return self._run(prepared, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Tool] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many; see `generate` for the rest.
+
+        Args:
+            messages: dicts with "role" and "content".
+            chat_template: Jinja source, instead of the model's.
+            add_generation_prompt: open a new message of the assistant.
+            continue_final_message: go on with the last message instead.
+            tools: JSON schemas of functions.
+            chat_template_kwargs: further names that the template reads.
+        """
+        is_one = bool(messages) and isinstance(messages[0], Mapping)
+        prompts = self._front.chat_prompts(
+            cast(Sequence[Sequence[Message]], [messages] if is_one else messages),
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            **(chat_template_kwargs or {}),
+        )
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises RuntimeError under skip_tokenizer_init."""
+        if self._front.tokenizer is None:
+            raise RuntimeError("the engine was started with skip_tokenizer_init")
+        return self._front.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses without parameters: those of the model's generation_config.json."""
+        return self._engine.front.default_params
+
+    def get_metrics(self) -> EngineStats:
+        return self._engine.stats()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached pages."""
+        with self._turn:
+            return self._engine.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Free the device's memory; `generate` raises EngineDead from then on. Idempotent."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _run(self, prepared: list[Prepared], use_tqdm: bool) -> list[RequestOutput]:
+        engine = self._engine
+        done: dict[str, RequestOutput] = {}
+        progress = tqdm(total=len(prepared), desc="Requests", disable=not use_tqdm)
+        with self._turn, progress, deferred_interrupts() as let_through:
+            try:
+                for each in prepared:
+                    engine.add(each)
+                while engine.has_work:
+                    let_through()
+                    outputs = engine.step()
+                    done |= {output.request_id: output for output in outputs}
+                    progress.update(len(outputs))
+            except BaseException:
+                engine.abort(engine.request_ids)
+                raise
+        return [done[each.request.request_id] for each in prepared]
+
+
+def _final_only(params: SamplingParams) -> SamplingParams:
+    return replace(params, output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+def _is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
+    """Whether it is text, a dict or token ids, rather than a list of such."""
+    if isinstance(prompts, str | Mapping):
+        return True
+    return len(prompts) > 0 and hasattr(prompts[0], "__index__")
+
+
+def _one_each[T](value: T | Sequence[T] | None, number: int, name: str) -> list[T | None]:
+    """A list of `number` values, from one for all or one each."""
+    if not isinstance(value, Sequence):
+        return [value] * number
+    if len(value) != number:
+        raise InvalidRequest(f"{name} has {len(value)} entries for {number} prompts", name)
+    return list(value)
