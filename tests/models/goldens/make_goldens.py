@@ -1,0 +1,158 @@
+"""Make the goldens: what Hugging Face transformers computes for tiny models of each family.
+
+Needs Python 3.11 or later, torch and transformers 5 (a CPU does). Run it in this folder:
+
+    python make_goldens.py
+
+Each file holds a model's config.json, the names and shapes of its tensors (their values come from
+`tiny_weights.py`), a prompt, the log-probability of each of its tokens given those before, and the
+greedy continuation.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tiny_weights import tiny_weight
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+PROMPT_LENGTH = 57
+NEW_TOKENS = 16
+# Greedy choices closer than this could differ for rounding alone.
+SMALLEST_LEAD = 1e-3
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def llama(**changes: Any) -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**SIZES | changes))
+
+
+def mistral(**changes: Any) -> PreTrainedModel:
+    return MistralForCausalLM(MistralConfig(**SIZES | {"sliding_window": None} | changes))
+
+
+def qwen2(**changes: Any) -> PreTrainedModel:
+    return Qwen2ForCausalLM(Qwen2Config(**SIZES | changes))
+
+
+def qwen3(**changes: Any) -> PreTrainedModel:
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES | {"head_dim": 32} | changes))
+
+
+def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_type": rope_type, "rope_theta": 10000.0, **parameters}
+
+
+def models() -> dict[str, PreTrainedModel]:
+    llama3 = rope(
+        "llama3",
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=128,
+    )
+    yarn = rope("yarn", factor=4.0, original_max_position_embeddings=64)
+    mscale = yarn | {"mscale": 1.0, "mscale_all_dim": 0.5, "beta_fast": 16, "truncate": False}
+    window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    return {
+        "llama": llama(),
+        "llama_bias": llama(attention_bias=True, mlp_bias=True),
+        "llama_tied": llama(tie_word_embeddings=True),
+        "llama_rope_dynamic": llama(rope_parameters=rope("dynamic", factor=2.0)),
+        "llama_rope_linear": llama(rope_parameters=rope("linear", factor=4.0)),
+        "llama_rope_llama3": llama(rope_parameters=llama3),
+        "llama_rope_yarn": llama(rope_parameters=yarn),
+        "llama_rope_yarn_mscale": llama(rope_parameters=mscale),
+        "mistral": mistral(head_dim=32),
+        "mistral_window": mistral(sliding_window=8),
+        "qwen2": qwen2(),
+        "qwen2_window": qwen2(**window),
+        "qwen3": qwen3(),
+        "qwen3_bias_tied": qwen3(attention_bias=True, tie_word_embeddings=True),
+    }
+
+
+@torch.no_grad()
+def set_weights(model: PreTrainedModel) -> dict[str, list[int]]:
+    """Give every parameter its drawn values; returns names and shapes."""
+    shapes = {}
+    for name, parameter in model.named_parameters():
+        parameter.copy_(torch.from_numpy(tiny_weight(name, tuple(parameter.shape))))
+        shapes[name] = list(parameter.shape)
+    return shapes
+
+
+@torch.no_grad()
+def log_probabilities(model: PreTrainedModel, tokens: list[int]) -> np.ndarray:
+    logits = model(torch.tensor([tokens]), use_cache=False).logits[0]
+    return torch.log_softmax(logits.float(), dim=-1).numpy()
+
+
+def continue_greedily(model: PreTrainedModel, prompt: list[int]) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(NEW_TOKENS):
+        last = log_probabilities(model, tokens)[-1]
+        second, first = np.sort(last)[-2:]
+        assert first - second > SMALLEST_LEAD, "two tokens are too close; change the prompt"
+        tokens.append(int(last.argmax()))
+    return tokens[len(prompt) :]
+
+
+def config_json(config: PreTrainedConfig, model: PreTrainedModel) -> dict[str, Any]:
+    data = json.loads(config.to_json_string())
+    return data | {"architectures": [type(model).__name__], "dtype": "float32"}
+
+
+def golden(model: PreTrainedModel) -> dict[str, Any]:
+    model = model.float().eval()
+    model.set_attn_implementation("eager")
+    shapes = set_weights(model)
+    vocab_size = model.config.vocab_size
+    prompt = np.random.RandomState(0).randint(3, vocab_size, PROMPT_LENGTH).tolist()
+    table = log_probabilities(model, prompt)
+    chosen = [float(table[i, token]) for i, token in enumerate(prompt[1:])]
+    return {
+        "config": config_json(model.config, model),
+        "tensors": shapes,
+        "prompt": prompt,
+        "prompt_logprobs": [round(value, 6) for value in chosen],
+        "greedy": continue_greedily(model, prompt),
+    }
+
+
+def main() -> None:
+    folder = Path(__file__).parent
+    for name, model in models().items():
+        text = json.dumps(golden(model), indent=1)
+        (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

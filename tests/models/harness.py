@@ -1,0 +1,131 @@
+"""Tiny models on disk, and a way to run them over a paged cache without the engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import save_file
+
+from paged.attention import AttentionMetadata, attention_metadata
+from paged.cache import CacheSpec, PagedKVCache
+from paged.models.config import ModelConfig
+from paged.models.registry import cache_layout, get_family
+from tests.models.goldens.tiny_weights import tiny_weight
+
+GOLDENS = Path(__file__).parent / "goldens"
+
+
+def load_golden(name: str) -> dict[str, Any]:
+    return json.loads((GOLDENS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def tiny_tensors(golden: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The checkpoint of a golden: every tensor by name."""
+    return {name: tiny_weight(name, tuple(shape)) for name, shape in golden["tensors"].items()}
+
+
+def write_checkpoint(folder: Path, golden: dict[str, Any]) -> Path:
+    """A Hugging Face folder with the model of a golden."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(golden["config"]), encoding="utf-8")
+    save_file(tiny_tensors(golden), folder / "model.safetensors")
+    return folder
+
+
+class Runner:
+    """Runs steps of a model over a few sequences, each with pages of its own.
+
+    Attributes:
+        contexts: tokens in pages so far, by slot.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        params: Any,
+        *,
+        num_slots: int = 2,
+        page_size: int = 4,
+        max_tokens: int = 96,
+    ) -> None:
+        layout = cache_layout(config)
+        pages = -(-max_tokens // page_size)
+        self.spec = CacheSpec(
+            num_layers=layout.num_layers,
+            num_pages=1 + num_slots * pages,
+            page_size=page_size,
+            num_kv_heads=layout.num_kv_heads,
+            head_dim=layout.head_dim,
+            dtype=jnp.dtype(jnp.float32),
+        )
+        self.config, self.params = config, params
+        self.contexts = [0] * num_slots
+        self._cache = PagedKVCache.zeros(self.spec)
+        # Pages lie scattered and out of order, as a pool would hand them out.
+        order = np.random.RandomState(0).permutation(num_slots * pages) + 1
+        self._tables = jnp.asarray(order.reshape(num_slots, pages), jnp.int32)
+
+    def step(self, rows: dict[int, Sequence[int]], *, num_tokens: int | None = None) -> np.ndarray:
+        """Feed each slot its next tokens; returns log-probabilities [T, V], row after row."""
+        slots, chunks = list(rows), list(rows.values())
+        tokens = np.concatenate([np.asarray(chunk, np.int32) for chunk in chunks])
+        padded = num_tokens or len(tokens)
+        logprobs, self._cache = run_step(
+            self.params,
+            self._cache,
+            jnp.asarray(np.pad(tokens, (0, padded - len(tokens)))),
+            self._tables,
+            jnp.asarray(slots, jnp.int32),
+            jnp.asarray([len(chunk) for chunk in chunks], jnp.int32),
+            jnp.asarray([self.contexts[slot] for slot in slots], jnp.int32),
+            config=self.config,
+            page_size=self.spec.page_size,
+            decode_only=padded == len(tokens) and all(len(chunk) == 1 for chunk in chunks),
+        )
+        for slot, chunk in rows.items():
+            self.contexts[slot] += len(chunk)
+        return np.asarray(logprobs)[: len(tokens)]
+
+
+# Compiling is most of what these tests do: ask for little optimisation.
+@partial(
+    jax.jit,
+    static_argnames=("config", "page_size", "decode_only"),
+    donate_argnames=("cache",),
+    compiler_options={"xla_backend_optimization_level": "0"},
+)
+def run_step(
+    params: Any,
+    cache: PagedKVCache,
+    tokens: jax.Array,
+    tables: jax.Array,
+    slots: jax.Array,
+    query_len: jax.Array,
+    context_len: jax.Array,
+    *,
+    config: ModelConfig,
+    page_size: int,
+    decode_only: bool,
+) -> tuple[jax.Array, PagedKVCache]:
+    """Log-probabilities [T, V] of all tokens of a step, and the cache after it."""
+    meta: AttentionMetadata = attention_metadata(
+        tables,
+        slots,
+        query_len,
+        context_len,
+        num_tokens=tokens.shape[0],
+        page_size=page_size,
+        tile_size=8,
+        decode_only=decode_only,
+        backend="xla",
+    )
+    family = get_family(config.architecture)
+    hidden, cache = family.forward(params, config, tokens, cache, meta)
+    return jax.nn.log_softmax(family.logits(params, config, hidden)), cache

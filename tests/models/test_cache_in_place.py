@@ -1,0 +1,47 @@
+"""The compiled step writes the donated cache in place: no copy of any layer's pages."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from paged.cache import CacheSpec, PagedKVCache
+from paged.models.loading.dummy import random_params
+from paged.models.registry import get_family, model_config
+from tests.models.harness import load_golden, run_step
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("num_tokens", [4, 32])
+def test_step_never_copies_pages(name, num_tokens):
+    config = model_config(load_golden(name)["config"])
+    spec = CacheSpec(
+        num_layers=config.num_layers,
+        num_pages=4099,
+        page_size=16,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=jnp.dtype(jnp.float32),
+    )
+    rows = jax.ShapeDtypeStruct((4,), jnp.int32)
+    params = random_params(get_family(config.architecture).specs(config), jnp.dtype(jnp.float32))
+    compiled = run_step.lower(
+        params,
+        PagedKVCache.shapes(spec),
+        jax.ShapeDtypeStruct((num_tokens,), jnp.int32),
+        jax.ShapeDtypeStruct((4, 64), jnp.int32),
+        rows,
+        rows,
+        rows,
+        config=config,
+        page_size=spec.page_size,
+        decode_only=num_tokens == 4,
+    ).compile()
+
+    cache_bytes = spec.bytes_per_page * spec.num_pages
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes >= cache_bytes
+    assert memory.temp_size_in_bytes < cache_bytes / 20
+    copies = [line for line in compiled.as_text().splitlines() if " copy(" in line]
+    assert not [line for line in copies if "4099" in line or str(4099 * 16) in line]
