@@ -1,0 +1,87 @@
+"""`paged bench throughput | latency | serve` on the command line. Importing this is cheap."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from paged.runtime.bench.options import (
+    LatencyOptions,
+    LoadOptions,
+    ReportOptions,
+    SamplingOptions,
+    ServerOptions,
+    ThroughputOptions,
+    WorkloadOptions,
+    add_options,
+)
+
+AddFlags = Callable[[argparse.ArgumentParser], None]
+
+
+def add_arguments(parser: argparse.ArgumentParser, add_engine_flags: AddFlags) -> None:
+    """Declare the three benchmarks under `paged bench`.
+
+    Args:
+        add_engine_flags: declares a flag for each field of `EngineConfig`.
+    """
+    kinds = parser.add_subparsers(dest="bench", required=True, metavar="throughput|latency|serve")
+    _add_throughput(kinds, add_engine_flags)
+    _add_latency(kinds, add_engine_flags)
+    _add_serve(kinds)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the parsed arguments ask; returns the exit status.
+
+    Raises:
+        ConfigError, InvalidRequest: what was asked for cannot be.
+    """
+    return args.run_bench(args)
+
+
+def _add_throughput(kinds: Any, add_engine_flags: AddFlags) -> None:
+    parser = kinds.add_parser(
+        "throughput", help="tokens per second, offline, everything submitted at once"
+    )
+    add_options(parser, WorkloadOptions, "workload")
+    add_options(parser, ThroughputOptions, "run")
+    add_engine_flags(parser)
+    parser.set_defaults(run_bench=_run_throughput, seed=None)
+
+
+def _add_latency(kinds: Any, add_engine_flags: AddFlags) -> None:
+    parser = kinds.add_parser("latency", help="seconds that one batch takes")
+    add_options(parser, LatencyOptions, "run")
+    add_engine_flags(parser)
+    # Every run sends the same prompts: with a prefix cache only the first would be prefilled.
+    parser.set_defaults(run_bench=_run_latency, enable_prefix_caching=False)
+
+
+def _add_serve(kinds: Any) -> None:
+    parser = kinds.add_parser("serve", help="load on any server that speaks the OpenAI API")
+    add_options(parser, ServerOptions, "server")
+    add_options(parser, WorkloadOptions, "workload")
+    add_options(parser, LoadOptions, "load")
+    add_options(parser, SamplingOptions, "sampling")
+    add_options(parser, ReportOptions, "report")
+    parser.set_defaults(run_bench=_run_serve)
+
+
+def _run_throughput(args: argparse.Namespace) -> int:
+    from paged.runtime.bench.throughput import run_throughput
+
+    return run_throughput(args)
+
+
+def _run_latency(args: argparse.Namespace) -> int:
+    from paged.runtime.bench.latency import run_latency
+
+    return run_latency(args)
+
+
+def _run_serve(args: argparse.Namespace) -> int:
+    from paged.runtime.bench.serve import run_serve
+
+    return run_serve(args)

@@ -1,0 +1,111 @@
+"""Prompts from files: ShareGPT's JSON, and JSON lines of one prompt each."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from paged.runtime.bench.workloads import BenchRequest
+from paged.runtime.errors import ConfigError
+
+Encode = Callable[[str], list[int]]
+
+# What the usual ShareGPT sample leaves out: empty talk, and what would not fit 2,048 tokens.
+_SHORTEST, _LONGEST_PROMPT, _LONGEST_TALK = 4, 1024, 2048
+
+
+def sharegpt_requests(
+    path: Path, num_requests: int, *, seed: int, encode: Encode | None, output_len: int | None
+) -> list[BenchRequest]:
+    """First questions of conversations, to be answered at the length of the first answers.
+
+    Args:
+        encode: None if there is no tokenizer; then output_len must be given.
+        output_len: tokens to generate instead.
+
+    Raises:
+        ConfigError: a file that is not ShareGPT's, or lengths that cannot be known.
+    """
+    if encode is None and output_len is None:
+        raise ConfigError(
+            "Answers have no length without a tokenizer: give --tokenizer or --output-len"
+        )
+    talks = [talk for talk in _records(path) if len(_turns(talk, path)) >= 2]
+    random.Random(seed).shuffle(talks)
+    requests: list[BenchRequest] = []
+    for talk in talks:
+        question, answer = (str(turn["value"]) for turn in _turns(talk, path)[:2])
+        num_input = len(encode(question)) if encode else 0
+        num_output = output_len or len(encode(answer) if encode else ())
+        if encode is None or _usual_length(num_input, num_output):
+            requests.append(BenchRequest(question, num_input, num_output))
+        if len(requests) == num_requests:
+            break
+    return _enough(requests, num_requests, path)
+
+
+def custom_requests(
+    path: Path, num_requests: int, *, encode: Encode | None, output_len: int | None
+) -> list[BenchRequest]:
+    """The first lines of a file, each `{"prompt": text or token ids, "output_tokens": count}`.
+
+    Args:
+        output_len: tokens to generate instead of output_tokens, or where a line has none.
+
+    Raises:
+        ConfigError: a line without a prompt or a length, or too few lines.
+    """
+    requests = []
+    for number, record in zip(range(1, num_requests + 1), _records(path), strict=False):
+        prompt = record.get("prompt")
+        num_output = output_len or record.get("output_tokens")
+        if not prompt or not isinstance(num_output, int) or num_output < 1:
+            raise ConfigError(
+                f'{path}: prompt {number} needs "prompt" (text or token ids) and "output_tokens" '
+                "(at least 1, or --output-len for all)"
+            )
+        if isinstance(prompt, str):
+            num_input = len(encode(prompt)) if encode else 0
+        else:
+            num_input = len(prompt)
+        requests.append(BenchRequest(prompt, num_input, num_output))
+    return _enough(requests, num_requests, path)
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    """Objects of a JSON list or of JSON lines."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if text.lstrip().startswith("["):
+            yield from json.loads(text)
+        else:
+            yield from (json.loads(line) for line in text.splitlines() if line.strip())
+    except OSError as error:
+        raise ConfigError(f"--dataset-path: {error}") from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is neither a JSON list nor JSON lines: {error}") from error
+
+
+def _turns(talk: dict[str, Any], path: Path) -> list[dict[str, Any]]:
+    if "conversations" not in talk:
+        raise ConfigError(f'{path} is not a ShareGPT file: an entry has no "conversations"')
+    return talk["conversations"]
+
+
+def _usual_length(num_input: int, num_output: int) -> bool:
+    return (
+        min(num_input, num_output) >= _SHORTEST
+        and num_input <= _LONGEST_PROMPT
+        and num_input + num_output <= _LONGEST_TALK
+    )
+
+
+def _enough(requests: list[BenchRequest], wanted: int, path: Path) -> list[BenchRequest]:
+    if len(requests) < wanted:
+        raise ConfigError(
+            f"{path} holds {len(requests)} usable prompts, --num-prompts asks for {wanted}"
+        )
+    return requests

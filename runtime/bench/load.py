@@ -1,0 +1,79 @@
+"""When requests are sent, and sending them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
+
+import numpy as np
+
+from paged.runtime.bench.metrics import RequestRecord, ServeSummary
+from paged.runtime.bench.options import LoadOptions
+from paged.runtime.bench.workloads import BenchRequest
+from paged.runtime.errors import ConfigError
+
+Send = Callable[[BenchRequest], Awaitable[RequestRecord]]
+
+
+def arrival_times(num_requests: int, load: LoadOptions) -> np.ndarray:
+    """Seconds after the start at which each request is sent.
+
+    Gaps are gamma-distributed with shape `burstiness` (1 makes a Poisson process). At a steady rate
+    they are scaled to the rate asked for, so that chance does not decide how long a run takes.
+
+    Raises:
+        ConfigError: a ramp without its rates, or with a rate of its own.
+    """
+    rates = _rates(num_requests, load)
+    if np.isinf(rates).any():
+        return np.zeros(num_requests)
+    rng = np.random.default_rng([load.seed or 0, 1])
+    gaps = rng.gamma(load.burstiness, 1 / (rates * load.burstiness))
+    times = np.cumsum(gaps)
+    if load.ramp_up_strategy is None:
+        times *= num_requests / load.request_rate / times[-1]
+    return times
+
+
+def _rates(num_requests: int, load: LoadOptions) -> np.ndarray:
+    """Requests per second around each request."""
+    if load.ramp_up_strategy is None:
+        return np.full(num_requests, load.request_rate)
+    start, end = load.ramp_up_start_rps, load.ramp_up_end_rps
+    if start is None or end is None or not np.isinf(load.request_rate):
+        raise ConfigError(
+            "--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps, and no "
+            "--request-rate"
+        )
+    spaced = np.linspace if load.ramp_up_strategy == "linear" else np.geomspace
+    return spaced(start, end, num_requests)
+
+
+async def send_all(
+    requests: Sequence[BenchRequest],
+    times: Sequence[float] | np.ndarray,
+    send: Send,
+    *,
+    max_concurrency: int | None,
+    on_done: Callable[[], object],
+) -> ServeSummary:
+    """Send each request at its time, or as soon after as fewer than max_concurrency are running."""
+    limit = asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
+
+    async def send_one(request: BenchRequest) -> RequestRecord:
+        async with limit:
+            record = await send(request)
+        on_done()
+        return record
+
+    begin = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for request, at in zip(requests, times, strict=True):
+            wait = begin + at - time.perf_counter()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            tasks.append(group.create_task(send_one(request)))
+    return ServeSummary([task.result() for task in tasks], time.perf_counter() - begin)

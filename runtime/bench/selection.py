@@ -1,0 +1,98 @@
+"""From what the command line asks for to the requests themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paged.runtime.bench.datasets import Encode, custom_requests, sharegpt_requests
+from paged.runtime.bench.options import WorkloadOptions
+from paged.runtime.bench.workloads import (
+    BenchRequest,
+    IdRange,
+    baseline_requests,
+    lognormal_requests,
+    prefix_repetition_requests,
+    random_requests,
+)
+from paged.runtime.errors import ConfigError
+
+_DEFAULT_NUM_PROMPTS = 1000
+
+
+def select_requests(
+    options: WorkloadOptions, *, seed: int | None, vocab_size: int | None, encode: Encode | None
+) -> list[BenchRequest]:
+    """The requests of a run.
+
+    Args:
+        seed: None for 0, or for a baseline workload's own.
+        vocab_size: ids are drawn below it; None if it is unknown.
+        encode: None if there is no tokenizer.
+
+    Raises:
+        ConfigError: the workload cannot be made from what was given.
+    """
+    if options.dataset_name in ("baseline", "lognormal") and (
+        options.input_len or options.output_len
+    ):
+        raise ConfigError(
+            f"--dataset-name {options.dataset_name} has lengths of its own: leave out --input-len "
+            "and --output-len"
+        )
+    if options.dataset_name == "baseline":
+        if options.workload is None:
+            raise ConfigError("--dataset-name baseline needs --workload")
+        ids = IdRange.below(vocab_size)
+        return baseline_requests(options.workload, options.num_prompts, seed=seed, ids=ids)
+    num_requests = options.num_prompts or _DEFAULT_NUM_PROMPTS
+    if options.generated:
+        ids = IdRange.below(vocab_size)
+        return _generated(options, num_requests, seed or 0, ids)
+    return _from_file(options, num_requests, seed or 0, encode)
+
+
+def _generated(
+    options: WorkloadOptions, num_requests: int, seed: int, ids: IdRange
+) -> list[BenchRequest]:
+    if options.dataset_name == "lognormal":
+        return lognormal_requests(
+            num_requests,
+            seed=seed,
+            ids=ids,
+            input_mean=options.lognormal_input_mean,
+            output_mean=options.lognormal_output_mean,
+            sigma=options.lognormal_sigma,
+            max_len=options.lognormal_max_len,
+        )
+    if options.dataset_name == "prefix_repetition":
+        return prefix_repetition_requests(
+            num_requests,
+            seed=seed,
+            ids=ids,
+            num_prefixes=options.prefix_repetition_num_prefixes,
+            prefix_len=options.prefix_repetition_prefix_len,
+            suffix_len=options.prefix_repetition_suffix_len,
+            output_len=options.output_len or options.prefix_repetition_output_len,
+        )
+    return random_requests(
+        num_requests,
+        options.input_len or options.random_input_len,
+        options.output_len or options.random_output_len,
+        seed=seed,
+        ids=ids,
+        range_ratio=options.random_range_ratio,
+        prefix_len=options.random_prefix_len,
+    )
+
+
+def _from_file(
+    options: WorkloadOptions, num_requests: int, seed: int, encode: Encode | None
+) -> list[BenchRequest]:
+    if options.dataset_path is None:
+        raise ConfigError(f"--dataset-name {options.dataset_name} needs --dataset-path")
+    path = Path(options.dataset_path).expanduser()
+    if options.dataset_name == "custom":
+        return custom_requests(path, num_requests, encode=encode, output_len=options.output_len)
+    return sharegpt_requests(
+        path, num_requests, seed=seed, encode=encode, output_len=options.output_len
+    )

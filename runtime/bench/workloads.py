@@ -1,0 +1,200 @@
+"""Seeded workloads: the same seed gives the same requests on every machine and for every engine.
+
+Prompts are random token ids, so that no tokenizer is needed and no two prompts share a prefix
+unless they are meant to. Only NumPy's generator decides; another seed gives prompts that share no
+prefix with the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from paged.runtime.bench.baselines import BASELINES, ChatBaseline
+from paged.runtime.errors import ConfigError
+
+# Ids are drawn from [LOWEST_ID, HIGHEST_ID): clear of the special tokens that Llama-type
+# vocabularies keep at both ends.
+LOWEST_ID, HIGHEST_ID = 1000, 127_999
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """One request of a workload.
+
+    Attributes:
+        prompt: token ids, or text if it came from a file of texts.
+        num_input_tokens: the prompt's length; 0 for a text that was not tokenised.
+        num_output_tokens: tokens to generate.
+    """
+
+    prompt: list[int] | str
+    num_input_tokens: int
+    num_output_tokens: int
+
+
+@dataclass(frozen=True)
+class IdRange:
+    """Token ids to draw from: `low` up to, not including, `high`."""
+
+    low: int = LOWEST_ID
+    high: int = HIGHEST_ID
+
+    @classmethod
+    def below(cls, vocab_size: int | None) -> IdRange:
+        """The usual range, cut to a smaller vocabulary; None leaves it whole."""
+        high = min(HIGHEST_ID, vocab_size or HIGHEST_ID)
+        return cls(min(LOWEST_ID, high // 2), high)
+
+    def draw(self, rng: np.random.Generator, count: int) -> list[int]:
+        return rng.integers(self.low, self.high, size=count).tolist()
+
+
+def random_requests(
+    num_requests: int,
+    input_len: int,
+    output_len: int,
+    *,
+    seed: int,
+    ids: IdRange,
+    range_ratio: float = 0.0,
+    prefix_len: int = 0,
+) -> list[BenchRequest]:
+    """Fixed lengths, or lengths drawn evenly from (1 - range_ratio) to (1 + range_ratio) times.
+
+    Args:
+        prefix_len: tokens that all prompts begin with, on top of input_len.
+
+    Raises:
+        ConfigError: a length below 1, or a ratio outside [0, 1).
+    """
+    if input_len < 1 or output_len < 1 or prefix_len < 0:
+        raise ConfigError(
+            "Input and output lengths must be at least 1 and the prefix length at least 0, got "
+            f"{input_len}, {output_len} and {prefix_len}"
+        )
+    if not 0 <= range_ratio < 1:
+        raise ConfigError(f"--random-range-ratio must be at least 0 and below 1, got {range_ratio}")
+    rng = np.random.default_rng(seed)
+    prefix = ids.draw(rng, prefix_len) if prefix_len else []
+    inputs = _even_lengths(rng, num_requests, input_len, range_ratio)
+    outputs = _even_lengths(rng, num_requests, output_len, range_ratio)
+    return [_request(prefix + ids.draw(rng, i), o) for i, o in zip(inputs, outputs, strict=True)]
+
+
+def lognormal_requests(
+    num_requests: int,
+    *,
+    seed: int,
+    ids: IdRange,
+    input_mean: float = 220.0,
+    output_mean: float = 200.0,
+    sigma: float = 1.0,
+    min_len: int = 4,
+    max_len: int = 1024,
+) -> list[BenchRequest]:
+    """Lengths as chats have them: many short, a few long.
+
+    Args:
+        input_mean, output_mean: means in tokens, before lengths are clipped.
+        sigma: standard deviation of the logarithm of a length.
+
+    Raises:
+        ConfigError: lengths that cannot be drawn.
+    """
+    if min(input_mean, output_mean) <= 0 or sigma < 0 or not 1 <= min_len <= max_len:
+        raise ConfigError(
+            "Lognormal lengths need means above 0, sigma of at least 0 and "
+            f"1 <= shortest <= longest, got means {input_mean} and {output_mean}, sigma {sigma}, "
+            f"shortest {min_len}, longest {max_len}"
+        )
+    rng = np.random.default_rng(seed)
+    lengths = partial(_lognormal_lengths, rng, num_requests, sigma, min_len, max_len)
+    inputs, outputs = lengths(input_mean), lengths(output_mean)
+    return [_request(ids.draw(rng, i), o) for i, o in zip(inputs, outputs, strict=True)]
+
+
+def prefix_repetition_requests(
+    num_requests: int,
+    *,
+    seed: int,
+    ids: IdRange,
+    num_prefixes: int,
+    prefix_len: int,
+    suffix_len: int,
+    output_len: int,
+) -> list[BenchRequest]:
+    """A few long prefixes, each followed by many suffixes, in random order.
+
+    Raises:
+        ConfigError: no prefix, a length that cannot be, or fewer requests than prefixes.
+    """
+    if not 1 <= num_prefixes <= num_requests or min(prefix_len, suffix_len, output_len) < 1:
+        raise ConfigError(
+            "Repeated prefixes need 1 <= prefixes <= requests and lengths of at least 1, got "
+            f"{num_prefixes} prefixes, {num_requests} requests and lengths "
+            f"{prefix_len}, {suffix_len}, {output_len}"
+        )
+    rng = np.random.default_rng(seed)
+    prefixes = [ids.draw(rng, prefix_len) for _ in range(num_prefixes)]
+    turns = rng.permutation(np.arange(num_requests) % num_prefixes)
+    return [_request(prefixes[turn] + ids.draw(rng, suffix_len), output_len) for turn in turns]
+
+
+def baseline_requests(
+    name: str, num_requests: int | None, *, seed: int | None, ids: IdRange
+) -> list[BenchRequest]:
+    """A baseline workload, or its first requests.
+
+    Args:
+        num_requests: None for all of them; C (a batch) and E (a closed loop) must be told.
+        seed: None for the workload's own.
+
+    Raises:
+        ConfigError: more requests than the workload has, or none given where it has no size.
+    """
+    baseline = BASELINES[name]
+    size = baseline.num_requests
+    if size is None and num_requests is None:
+        raise ConfigError(f"Workload {name} has no size of its own: give --num-prompts")
+    if size is not None and num_requests is not None and num_requests > size:
+        raise ConfigError(
+            f"Workload {name} has {size} requests, --num-prompts asks for {num_requests}"
+        )
+    wanted = num_requests or size or 0
+    seed = baseline.seed if seed is None else seed
+    if isinstance(baseline, ChatBaseline):
+        return lognormal_requests(baseline.num_requests, seed=seed, ids=ids)[:wanted]
+    return random_requests(
+        wanted,
+        baseline.input_len,
+        baseline.output_len,
+        seed=seed,
+        ids=ids,
+        prefix_len=baseline.prefix_len,
+    )
+
+
+def _request(prompt: list[int], num_output_tokens: int) -> BenchRequest:
+    return BenchRequest(prompt, len(prompt), num_output_tokens)
+
+
+def _even_lengths(
+    rng: np.random.Generator, count: int, length: int, range_ratio: float
+) -> list[int]:
+    """Exact lengths take nothing from the generator."""
+    if range_ratio == 0:
+        return [length] * count
+    low = max(int(np.floor(length * (1 - range_ratio))), 1)
+    high = int(np.ceil(length * (1 + range_ratio)))
+    return rng.integers(low, high + 1, size=count).tolist()
+
+
+def _lognormal_lengths(
+    rng: np.random.Generator, count: int, sigma: float, shortest: int, longest: int, mean: float
+) -> list[int]:
+    mu = np.log(mean) - sigma * sigma / 2
+    lengths = np.rint(rng.lognormal(mu, sigma, count))
+    return np.clip(lengths, shortest, longest).astype(int).tolist()
