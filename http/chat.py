@@ -1,0 +1,86 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paged.http.body import json_response, read_body
+from paged.http.chat_stream import chat_events
+from paged.http.conversation import render
+from paged.http.disconnect import while_connected
+from paged.http.fields import CHAT_NEUTRAL
+from paged.http.generation import generate
+from paged.http.job import Job, Tally, encode, make_job, sampling_params
+from paged.http.logprobs import chat_logprobs, prompt_logprobs
+from paged.http.protocol import AssistantMessage, ChatChoice, ChatCompletion, ChatRequest
+from paged.http.service import Service, new_id, service_of
+from paged.http.streaming import event_stream
+from paged.runtime.config import MAX_LOGPROBS
+from paged.runtime.errors import InvalidRequest
+from paged.runtime.outputs import CompletionOutput
+from paged.runtime.sampling_params import SamplingParams
+
+
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation, whole or as a stream."""
+    service = service_of(request)
+    body = await read_body(request, ChatRequest, CHAT_NEUTRAL, service.max_body_size)
+    service.check_model(body.model)
+    params = _params(body, service.engine.default_sampling_params)
+    tokenizer = service.require_tokenizer("messages")
+    text = render(body, tokenizer, service.chat_template)
+    # The template writes the special tokens itself.
+    prompt = await encode(tokenizer, text, add_special_tokens=bool(body.add_special_tokens))
+    reply_id = new_id(request, "chatcmpl", body.request_id)
+    job = make_job(body, [prompt], params, id=reply_id, model=service.model_name)
+    if body.stream:
+        return await event_stream(request, chat_events(service, body, job))
+    return json_response(await while_connected(request.receive, _complete(service, body, job)))
+
+
+def _params(body: ChatRequest, defaults: SamplingParams) -> SamplingParams:
+    """An answer may fill the model's length, unless the request or the model limits it."""
+    limits = (body.max_completion_tokens, body.max_tokens, _model_limit(defaults))
+    max_tokens = next((limit for limit in limits if limit is not None), None)
+    num_top = body.top_logprobs or 0
+    if not 0 <= num_top <= MAX_LOGPROBS:
+        allowed = f"between 0 and {MAX_LOGPROBS}"
+        raise InvalidRequest(f"top_logprobs must be {allowed}, got {num_top}", "top_logprobs")
+    if num_top and not body.logprobs:
+        raise InvalidRequest("top_logprobs need logprobs to be true", "top_logprobs")
+    logprobs = num_top if body.logprobs else None
+    return sampling_params(body, defaults, max_tokens=max_tokens, logprobs=logprobs)
+
+
+def _model_limit(defaults: SamplingParams) -> int | None:
+    """The model's own limit; one without leaves the 16 of SamplingParams, which is not for chat."""
+    return None if defaults.max_tokens == SamplingParams().max_tokens else defaults.max_tokens
+
+
+async def _complete(service: Service, body: ChatRequest, job: Job) -> ChatCompletion:
+    tally = Tally()
+    async with aclosing(generate(service, job)) as outputs:
+        async for index, output in outputs:
+            tally.add(index, output)
+    return ChatCompletion(
+        **job.head(),
+        choices=[_choice(sequence, body) for sequence in output.outputs],
+        usage=tally.usage(),
+        prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
+        prompt_token_ids=output.prompt_token_ids if body.return_token_ids else UNSET,
+    )
+
+
+def _choice(sequence: CompletionOutput, body: ChatRequest) -> ChatChoice:
+    return ChatChoice(
+        index=sequence.index,
+        message=AssistantMessage(content=sequence.text),
+        logprobs=chat_logprobs(sequence, body.top_logprobs or 0),
+        finish_reason=sequence.finish_reason,
+        stop_reason=sequence.stop_reason,
+        token_ids=sequence.token_ids if body.return_token_ids else UNSET,
+    )

@@ -1,0 +1,87 @@
+"""The events of a chat stream, in the order that clients rely on.
+
+Per answer: one chunk with the role, as soon as its first token exists; chunks with text; one with
+the reason for its end. Then, if asked for, one with the usage and no answer at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import UNSET
+
+from paged.http.generation import generate
+from paged.http.job import Job, Tally
+from paged.http.logprobs import chat_logprobs
+from paged.http.protocol import ChatChunk, ChatRequest, ChunkChoice, Delta, StreamOptions
+from paged.http.service import Service
+from paged.http.streaming import event
+from paged.runtime.outputs import CompletionOutput, RequestOutput
+
+
+async def chat_events(service: Service, body: ChatRequest, job: Job) -> AsyncGenerator[bytes, None]:
+    """Events, those that are there at the same time in one piece."""
+    chunks = _Chunks(body, job)
+    async with aclosing(generate(service, job)) as outputs:
+        async for index, output in outputs:
+            if events := b"".join(chunks.of(index, output)):
+                yield events
+    if chunks.options.include_usage:
+        yield chunks.usage()
+
+
+@dataclass
+class _Chunks:
+    """Makes the chunks of one stream."""
+
+    body: ChatRequest
+    job: Job
+    tally: Tally = field(default_factory=Tally)
+    started: set[int] = field(default_factory=set)
+
+    @property
+    def options(self) -> StreamOptions:
+        return self.body.stream_options or StreamOptions()
+
+    def of(self, index: int, output: RequestOutput) -> Iterator[bytes]:
+        """Chunks for one output of the engine."""
+        for sequence in output.outputs:
+            if sequence.index not in self.started:
+                yield self._role(sequence.index, output)
+        self.tally.add(index, output)
+        for sequence in output.outputs:
+            if choice := self._news(sequence):
+                yield self._chunk(choice)
+
+    def usage(self) -> bytes:
+        """The chunk after the last."""
+        return event(ChatChunk(**self.job.head(), choices=[], usage=self.tally.usage()))
+
+    def _role(self, index: int, output: RequestOutput) -> bytes:
+        wants_prompt = self.body.return_token_ids and not self.started
+        self.started.add(index)
+        choice = ChunkChoice(index=index, delta=Delta(role="assistant", content=""))
+        prompt = output.prompt_token_ids if wants_prompt else UNSET
+        return self._chunk(choice, prompt_token_ids=prompt)
+
+    def _news(self, sequence: CompletionOutput) -> ChunkChoice | None:
+        """What is new; None while the text of a token is held back and nothing else is."""
+        logprobs = chat_logprobs(sequence, self.body.top_logprobs or 0)
+        token_ids = sequence.token_ids if self.body.return_token_ids else UNSET
+        if not (sequence.text or sequence.finished() or logprobs or token_ids):
+            return None
+        return ChunkChoice(
+            index=sequence.index,
+            delta=Delta(content=sequence.text) if sequence.text else Delta(),
+            logprobs=logprobs,
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.stop_reason if sequence.finished() else UNSET,
+            token_ids=token_ids,
+        )
+
+    def _chunk(self, choice: ChunkChoice, **more: Any) -> bytes:
+        usage = self.tally.usage() if self.options.continuous_usage_stats else UNSET
+        return event(ChatChunk(**self.job.head(), choices=[choice], usage=usage, **more))

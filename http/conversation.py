@@ -1,0 +1,120 @@
+"""A conversation as its model reads it: messages through the chat template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from paged.http.engine import ChatMessage, Tokenizer
+from paged.http.protocol import ChatRequest, ContentPart, Message, ToolCall
+from paged.models.chat_template import ChatTemplateError
+from paged.runtime.errors import InvalidRequest, Unsupported
+
+# Most templates know no developer; to them it is the system that speaks.
+_ROLES = {name: name for name in ("system", "user", "assistant", "tool")} | {"developer": "system"}
+_MEDIA = frozenset(
+    {"audio_url", "file", "image", "image_embeds", "image_url", "input_audio", "input_image"}
+    | {"video", "video_url"}
+)
+# What the server itself tells the template, under any name that means something on the way to it.
+_RESERVED = frozenset(
+    {"add_generation_prompt", "chat_template", "continue_final_message", "conversation"}
+    | {"conversations", "documents", "messages", "return_assistant_tokens_mask", "self"}
+    | {"template", "tokenize", "tools"}
+)
+
+
+def render(body: ChatRequest, tokenizer: Tokenizer, chat_template: str | None) -> str:
+    """The prompt's text.
+
+    Raises:
+        InvalidRequest: a message, an option, or the template's own objection.
+    """
+    _check_options(body)
+    messages = [_as_template_reads(message, at) for at, message in enumerate(body.messages)]
+    continues = bool(body.continue_final_message)
+    prompts = body.add_generation_prompt
+    try:
+        return tokenizer.apply_chat_template(
+            messages,
+            add_generation_prompt=not continues if prompts is None else prompts,
+            continue_final_message=continues,
+            tools=body.tools,
+            chat_template=chat_template,
+            **(body.chat_template_kwargs or {}),
+        )
+    except ChatTemplateError as error:
+        raise InvalidRequest(str(error), "messages") from error
+
+
+def _check_options(body: ChatRequest) -> None:
+    if not body.messages:
+        raise InvalidRequest("messages must not be empty", "messages")
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other",
+            "continue_final_message",
+        )
+    reserved = sorted(_RESERVED & (body.chat_template_kwargs or {}).keys())
+    if reserved:
+        message = f"chat_template_kwargs must not hold {', '.join(reserved)}"
+        raise InvalidRequest(message, "chat_template_kwargs")
+    _check_tools(body)
+
+
+def _check_tools(body: ChatRequest) -> None:
+    if body.tools == []:
+        raise InvalidRequest("tools must not be empty; leave the field out", "tools")
+    if body.tools and body.tool_choice is None:
+        message = 'Tool calling is not supported: send tool_choice "none", or no tools'
+        raise Unsupported(message, "tools")
+    harmless = ("none",) if body.tools else (None, "none", "auto")
+    if body.tool_choice not in harmless:
+        message = 'Tool calling is not supported: tool_choice must be "none"'
+        raise Unsupported(message, "tool_choice")
+
+
+def _as_template_reads(message: Message, at: int) -> ChatMessage:
+    where = f"messages[{at}]"
+    if message.role not in _ROLES:
+        raise InvalidRequest(f"{where}.role must be one of {', '.join(_ROLES)}", f"{where}.role")
+    if message.content is None and not message.tool_calls:
+        allowed = "a string or a list of text parts; null only beside tool_calls"
+        raise InvalidRequest(f"{where}.content must be {allowed}", f"{where}.content")
+    read: ChatMessage = {"role": _ROLES[message.role], "content": _text(message, where)}
+    for name in ("name", "reasoning_content", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            read[name] = value
+    if message.tool_calls:
+        calls = enumerate(message.tool_calls)
+        read["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in calls]
+    return read
+
+
+def _text(message: Message, where: str) -> str:
+    if isinstance(message.content, list):
+        parts = enumerate(message.content)
+        return "\n".join(_part(part, f"{where}.content[{i}]") for i, part in parts)
+    return message.content or ""
+
+
+def _part(part: ContentPart, where: str) -> str:
+    if part.type in _MEDIA:
+        raise Unsupported(f"{where}: only text is supported, got {part.type}", f"{where}.type")
+    if part.type != "text":
+        raise InvalidRequest(f'{where}.type must be "text"', f"{where}.type")
+    if part.text is None:
+        raise InvalidRequest(f"{where}.text is required", f"{where}.text")
+    return part.text
+
+
+def _call(call: ToolCall, where: str) -> dict[str, Any]:
+    """Templates read the arguments as an object, not as the string that the API has."""
+    where = f"{where}.function.arguments"
+    try:
+        arguments = msgspec.json.decode(call.function.arguments, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        raise InvalidRequest(f"{where} must be a JSON object in a string", where) from None
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": call.type, "function": function}

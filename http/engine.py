@@ -1,0 +1,69 @@
+"""What the doors need from an engine. `AsyncEngine` is one; tests bring their own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Protocol
+
+from paged.runtime.messages import EngineStats
+from paged.runtime.outputs import RequestOutput
+from paged.runtime.sampling_params import SamplingParams
+
+ChatMessage = dict[str, Any]
+"""A message as chat templates read it: role, content, and what else the template knows."""
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
+        **variables: Any,
+    ) -> str: ...
+
+
+class Engine(Protocol):
+    """An engine that takes any number of requests at once.
+
+    `generate` raises InvalidRequest before its first output if the request can never run, and
+    EngineDead if the engine has stopped. `abort` does nothing for an id that is not running; the
+    request's last output then comes with finish_reason "abort".
+    """
+
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def default_sampling_params(self) -> SamplingParams: ...
+
+    @property
+    def errored(self) -> bool: ...
+
+    def generate(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[RequestOutput, None]: ...
+
+    async def abort(self, request_id: str) -> None: ...
+
+    def stats(self) -> EngineStats: ...
+
+    def shutdown(self) -> None: ...

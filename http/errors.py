@@ -1,0 +1,95 @@
+"""Errors as OpenAI's clients read them: {"error": {message, type, param, code}}.
+
+A route raises what it likes; `error_info` is the one place that decides what the client is told.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from paged.runtime.errors import EngineDead, InvalidRequest, Unsupported
+
+logger = logging.getLogger(__name__)
+
+# Messages may quote a value: enough to recognise it, never the whole of a large input.
+_MAX_MESSAGE = 600
+_CLIENT_CLOSED_REQUEST = 499
+
+
+class ErrorInfo(msgspec.Struct, frozen=True):
+    """What went wrong; `code` is the HTTP status, `param` the field that is wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of every reply that is not a success."""
+
+    error: ErrorInfo
+
+
+class ApiError(Exception):
+    """A refusal with its status, for what no other exception says."""
+
+    def __init__(self, status: int, message: str, type: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.type = type
+        self.param = param
+
+
+class GenerationFailed(RuntimeError):
+    """The engine gave up on this request alone."""
+
+
+def error_info(error: Exception) -> ErrorInfo:
+    """What the client is told of `error`; nothing of it when the fault is ours."""
+    match error:
+        case ApiError():
+            return _info(str(error), error.type, error.status, error.param)
+        case Unsupported():
+            return _info(str(error), "NotImplementedError", 400, error.param)
+        case InvalidRequest():
+            return _info(str(error), "BadRequestError", 400, error.param)
+        case HTTPException():
+            return _info(error.detail, HTTPStatus(error.status_code).phrase, error.status_code)
+        case EngineDead():
+            return _info("The engine has stopped; see the server's log", _INTERNAL, 500)
+        case _:
+            return _info("Internal server error", _INTERNAL, 500)
+
+
+_INTERNAL = "InternalServerError"
+
+
+def _info(message: str, type: str, status: int, param: str | None = None) -> ErrorInfo:
+    printable = "".join(char if char.isprintable() else " " for char in message[:_MAX_MESSAGE])
+    cut = printable + "..." if len(message) > _MAX_MESSAGE else printable
+    return ErrorInfo(cut, type, param, status)
+
+
+def error_response(error: Exception, headers: Mapping[str, str] | None = None) -> Response:
+    """The whole reply for `error`."""
+    info = error_info(error)
+    body = msgspec.json.encode(ErrorBody(info))
+    return Response(body, info.code, headers, media_type="application/json")
+
+
+async def handle_error(request: Request, error: Exception) -> Response:
+    """Starlette's handler for every exception a route may raise."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=_CLIENT_CLOSED_REQUEST)
+    if error_info(error).code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    headers = error.headers if isinstance(error, HTTPException) else None
+    return error_response(error, headers)

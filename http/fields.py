@@ -1,0 +1,97 @@
+"""Known request fields that this version does not carry out, and fields that mean nothing to it.
+
+A field that would change the answer and cannot be honoured is refused, never dropped; its neutral
+values, those that ask for nothing, are let through.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from paged.runtime.errors import Unsupported
+
+logger = logging.getLogger(__name__)
+
+Neutral = dict[str, tuple[object, ...]]
+"""Field to the values, beside null, that ask for nothing."""
+
+_GENERATION: Neutral = {
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "early_stopping": (False,),
+    "ebnf": (),
+    "flat_logprobs": (False,),
+    "guided_choice": (),
+    "guided_decoding_backend": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_whitespace_pattern": (),
+    "json_schema": (),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "logprobs_mode": ("raw_logprobs",),
+    "regex": (),
+    "repetition_detection": (),
+    "response_format": ({"type": "text"},),
+    "return_prompt_text": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "structured_outputs": (),
+    "thinking_token_budget": (),
+    "truncate_prompt_tokens": (),
+    "truncation_side": (),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+}
+CHAT_NEUTRAL: Neutral = _GENERATION | {
+    "audio": (),
+    "chat_template": (),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "include_reasoning": (True,),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+COMPLETION_NEUTRAL: Neutral = _GENERATION | {"prompt_embeds": (), "suffix": ("",)}
+
+# About the account, or nothing without tools: no answer could show whether they were honoured.
+_ACCEPTED = {
+    "metadata",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+}
+
+
+def check_fields(body: Mapping[str, msgspec.Raw], known: tuple[str, ...], neutral: Neutral) -> None:
+    """Refuse what cannot be carried out; note in the debug log what nobody knows.
+
+    Args:
+        body: the request's fields, their values not decoded yet.
+        known: the fields that are carried out.
+        neutral: those that are not, with their neutral values.
+
+    Raises:
+        Unsupported: names the first field that asks for something.
+    """
+    for name in sorted(body.keys() - set(known) - _ACCEPTED):
+        if name not in neutral:
+            logger.debug("Ignoring unknown request field %.100r", name)
+        elif msgspec.json.decode(body[name]) not in (None, *neutral[name]):
+            raise Unsupported(f"{name} is not supported", name)

@@ -1,0 +1,101 @@
+"""Running a job: the engine's outputs as they come, counted, and aborted when nobody reads on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from paged.http.errors import GenerationFailed
+from paged.http.job import Job
+from paged.http.service import Service
+from paged.runtime.errors import InvalidRequest
+from paged.runtime.outputs import RequestOutput
+
+logger = logging.getLogger(__name__)
+
+Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
+"""Outputs with the index of their prompt."""
+
+
+async def generate(service: Service, job: Job) -> Outputs:
+    """Outputs of all prompts, interleaved.
+
+    Whoever stops early closes this generator, which aborts what still runs.
+    """
+    if service.log_requests:
+        lengths = [len(prompt) for prompt in job.prompts]
+        logger.info("%s: prompt tokens %s, %s", job.id, lengths, job.params)
+    streams = [_run_prompt(service, job, index) for index in range(len(job.prompts))]
+    async with aclosing(_merge(streams)) as merged:
+        async for item in merged:
+            yield item
+
+
+async def _run_prompt(
+    service: Service, job: Job, index: int
+) -> AsyncGenerator[RequestOutput, None]:
+    request_id = f"{job.id}-{index}"
+    outputs = service.engine.generate(
+        job.prompts[index],
+        job.params,
+        request_id,
+        priority=job.priority,
+        cache_salt=job.cache_salt,
+    )
+    watch = service.metrics.watch()
+    service.running.add(request_id)
+    try:
+        async with aclosing(outputs):
+            async for output in outputs:
+                if any(sequence.finish_reason == "error" for sequence in output.outputs):
+                    raise GenerationFailed(request_id)
+                watch.observe(output)
+                yield output
+    except InvalidRequest:
+        watch.close()
+        raise
+    except Exception:
+        watch.close("error")
+        raise
+    finally:
+        service.running.discard(request_id)
+        if watch.open:
+            watch.close("abort")
+            await service.engine.abort(request_id)
+
+
+async def _merge(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> Outputs:
+    """Items of all streams as they come; the first error of any ends them all."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for output in only:
+                yield 0, output
+        return
+    queue: _Queue = asyncio.Queue()
+    pumps = [asyncio.create_task(_pump(*item, queue)) for item in enumerate(streams)]
+    try:
+        for _ in streams:
+            while (item := await queue.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+_Queue = asyncio.Queue[tuple[int, RequestOutput] | Exception | None]
+"""Outputs, errors, and None at the end of each stream."""
+
+
+async def _pump(index: int, stream: AsyncGenerator[RequestOutput, None], queue: _Queue) -> None:
+    try:
+        async with aclosing(stream):
+            async for output in stream:
+                queue.put_nowait((index, output))
+        queue.put_nowait(None)
+    except Exception as error:
+        queue.put_nowait(error)

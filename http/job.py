@@ -1,0 +1,142 @@
+"""From a request's fields to a checked job for the engine: what chat and completions share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from paged.http.engine import Tokenizer
+from paged.http.protocol import GenerationRequest, PromptTokensDetails, Usage, now
+from paged.runtime.errors import InvalidRequest, Unsupported
+from paged.runtime.outputs import RequestOutput
+from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
+
+MAX_SEQUENCES = 1024
+_MAX_STOP_LENGTH = 1024
+# Tokenising this much text takes a few milliseconds; more would hold up the other streams.
+_LONG_TEXT = 20_000
+
+_SAMPLING_FIELDS = tuple(
+    name
+    for name in SamplingParams.__dataclass_fields__
+    if name in GenerationRequest.__struct_fields__
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checked request.
+
+    Attributes:
+        id: of the reply; the engine's ids are made from it.
+        model: the name that replies carry.
+        prompts: token ids of each prompt.
+        params: the same for all prompts.
+        priority, cache_salt: see the engine.
+        created: seconds.
+    """
+
+    id: str
+    model: str
+    prompts: tuple[list[int], ...]
+    params: SamplingParams
+    priority: int
+    cache_salt: str
+    created: int = field(default_factory=now)
+
+    def head(self) -> dict[str, Any]:
+        """The fields that a reply and all its chunks share."""
+        return {"id": self.id, "model": self.model, "created": self.created}
+
+
+def make_job(
+    body: GenerationRequest,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    *,
+    id: str,
+    model: str,
+) -> Job:
+    """Put a request together.
+
+    Raises:
+        InvalidRequest: too many sequences, or an empty cache_salt.
+    """
+    if len(prompts) * params.n > MAX_SEQUENCES:
+        raise InvalidRequest(
+            f"A request may ask for {MAX_SEQUENCES} sequences (prompts times n), "
+            f"got {len(prompts)} times {params.n}",
+            "n",
+        )
+    if body.cache_salt == "":
+        raise InvalidRequest("cache_salt must not be empty", "cache_salt")
+    salt = body.cache_salt or ""
+    return Job(id, model, tuple(prompts), params, body.priority or 0, salt)
+
+
+def sampling_params(
+    body: GenerationRequest, defaults: SamplingParams, **overrides: Any
+) -> SamplingParams:
+    """The request's own values over the model's defaults.
+
+    Args:
+        body: null fields are left to the defaults, but max_tokens to the model's length.
+        defaults: of the model.
+        overrides: fields that chat and completions name or fill in differently.
+
+    Raises:
+        InvalidRequest: a value out of its range, or fields that do not go together.
+    """
+    _check_combinations(body)
+    given = {name: getattr(body, name) for name in _SAMPLING_FIELDS} | overrides
+    values = {name: value for name, value in given.items() if value is not None}
+    kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
+    unlimited = replace(defaults, max_tokens=None)
+    params = replace(unlimited, **values, output_kind=kind)
+    longest = max(map(len, params.stop_strings), default=0)
+    if longest > _MAX_STOP_LENGTH:
+        raise InvalidRequest(
+            f"A stop string may have {_MAX_STOP_LENGTH} characters, got {longest}", "stop"
+        )
+    return params
+
+
+def _check_combinations(body: GenerationRequest) -> None:
+    if body.best_of not in (None, body.n or 1):
+        raise Unsupported(f"best_of other than n is not supported, got {body.best_of}", "best_of")
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidRequest("prompt_logprobs cannot be streamed", "prompt_logprobs")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options need stream to be true", "stream_options")
+
+
+async def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+    """Token ids of `text`, found in another thread if it is long."""
+    if len(text) < _LONG_TEXT:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+
+@dataclass
+class Tally:
+    """Tokens used so far, over all prompts and sequences of a job."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    _seen: set[int] = field(default_factory=set)
+
+    def add(self, prompt_index: int, output: RequestOutput) -> None:
+        """Count an output's tokens; a prompt counts once, whatever n is."""
+        if prompt_index not in self._seen:
+            self._seen.add(prompt_index)
+            self.prompt_tokens += len(output.prompt_token_ids)
+            self.cached_tokens += output.num_cached_tokens
+        self.completion_tokens += sum(len(sequence.token_ids) for sequence in output.outputs)
+
+    def usage(self) -> Usage:
+        total = self.prompt_tokens + self.completion_tokens
+        cached = PromptTokensDetails(self.cached_tokens)
+        return Usage(self.prompt_tokens, self.completion_tokens, total, cached)

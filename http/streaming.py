@@ -1,0 +1,75 @@
+"""Server-sent events: `data: {...}` for every chunk, `data: [DONE]` at the end, come what may."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from paged.http.disconnect import while_connected
+from paged.http.errors import ErrorBody, error_info
+
+logger = logging.getLogger(__name__)
+
+Events = AsyncGenerator[bytes, None]
+
+_DONE = b"data: [DONE]\n\n"
+# Proxies must not hold chunks back; nginx asks for this header by name.
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def event(chunk: msgspec.Struct) -> bytes:
+    """One event."""
+    return b"data: %b\n\n" % msgspec.json.encode(chunk)
+
+
+async def event_stream(request: Request, events: Events) -> Response:
+    """A reply that sends `events`, once the first of them exists.
+
+    Until then whatever `events` raises goes to the caller, so that it can still become an HTTP
+    status; after that it becomes the last event before [DONE].
+    """
+    try:
+        first = await while_connected(request.receive, anext(events))
+    except BaseException:
+        await events.aclose()
+        raise
+    return _EventStream(first, events)
+
+
+class _EventStream(Response):
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, rest: Events) -> None:
+        self.first = first
+        self.rest = rest
+        self.background = None
+        self.status_code = 200
+        self.init_headers(_HEADERS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await while_connected(receive, self._send_all(send))
+        except ClientDisconnect:
+            logger.debug("%s: the client went away while its reply was streamed", scope["path"])
+        finally:
+            await self.rest.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        status = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **status})
+        await self._send_chunk(send, self.first)
+        try:
+            async for chunk in self.rest:
+                await self._send_chunk(send, chunk)
+        except Exception as error:
+            logger.exception("A stream failed")
+            await self._send_chunk(send, event(ErrorBody(error_info(error))))
+        await send({"type": "http.response.body", "body": _DONE})
+
+    async def _send_chunk(self, send: Send, chunk: bytes) -> None:
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
