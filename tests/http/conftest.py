@@ -1,215 +1,13 @@
-"""A stand-in for the engine: no model, every answer known beforehand.
+"""A server around the fake engine, called in this process or over a socket."""
 
-Its tokens are the bytes of the text. It answers with its `answer`, a token at a time.
-"""
+from collections.abc import Iterator
 
-import asyncio
-import contextlib
-import math
-import socket
-import threading
-import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
-import msgspec
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from paged.http.app import create_app
-from paged.models.chat_template import ChatTemplateError
-from paged.runtime.errors import EngineDead, InvalidRequest
-from paged.runtime.messages import EngineStats
-from paged.runtime.outputs import (
-    CompletionOutput,
-    Logprob,
-    RequestMetrics,
-    RequestOutput,
-    TokenLogprobs,
-)
-from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
-
-MODEL = "tiny"
-VOCAB_SIZE = 256
-
-
-class FakeTokenizer:
-    """Bytes of Latin-1 as token ids; the special token 0 in front when asked for."""
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return [0] * add_special_tokens + list(text.encode("latin-1", errors="replace"))
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        shown = [token_id for token_id in ids if token_id or not skip_special_tokens]
-        return bytes(shown).decode("latin-1")
-
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[dict[str, Any]] | None = None,
-        chat_template: str | None = None,
-        **variables: Any,
-    ) -> str:
-        if variables.get("refuse"):
-            raise ChatTemplateError("the template refuses")
-        lines = [f"{message['role']}:{message['content']}" for message in messages]
-        marks = [f"tools={len(tools)}"] if tools else []
-        marks += [f"{name}={value}" for name, value in variables.items()]
-        ending = ["assistant:"] if add_generation_prompt else []
-        return "|".join([*marks, *([chat_template] if chat_template else []), *lines, *ending])
-
-
-@dataclass
-class Seen:
-    """A request as the engine got it."""
-
-    prompt: list[int]
-    params: SamplingParams
-    request_id: str
-    priority: int
-    cache_salt: str
-
-    @property
-    def text(self) -> str:
-        return FakeTokenizer().decode(self.prompt)
-
-
-@dataclass
-class FakeEngine:
-    """Answers every request alike.
-
-    Attributes:
-        answer: its text, cut to max_tokens.
-        fails_after: raise EngineDead after this many tokens.
-        pause: seconds between tokens.
-        seen, aborted: what came in.
-        running: ids of requests in flight.
-    """
-
-    answer: str = "Hello!"
-    max_model_len: int = 64
-    default_sampling_params: SamplingParams = field(default_factory=SamplingParams)
-    errored: bool = False
-    tokenizer: FakeTokenizer | None = field(default_factory=FakeTokenizer)
-    fails_after: int | None = None
-    pause: float = 0.0
-    seen: list[Seen] = field(default_factory=list)
-    aborted: list[str] = field(default_factory=list)
-    running: set[str] = field(default_factory=set)
-    num_tokens: int = 0
-
-    async def generate(
-        self,
-        prompt: list[int],
-        params: SamplingParams,
-        request_id: str,
-        *,
-        priority: int = 0,
-        cache_salt: str = "",
-    ) -> AsyncGenerator[RequestOutput, None]:
-        self.seen.append(Seen(prompt, params, request_id, priority, cache_salt))
-        self._check(prompt)
-        self.running.add(request_id)
-        times = RequestMetrics(time.time(), time.time())
-        sequences = [CompletionOutput(index) for index in range(params.n)]
-        answer = self._answer(prompt, params)
-        prompt_logprobs = self._prompt_logprobs(prompt, params)
-        for position, (token, text) in enumerate(answer):
-            await asyncio.sleep(self.pause)
-            if position == self.fails_after:
-                raise EngineDead("the device is gone")
-            self.num_tokens += 1
-            reason = "length" if position + 1 == params.max_tokens else "stop"
-            if request_id in self.aborted:
-                reason = "abort"
-            ended = position + 1 == len(answer) or reason == "abort"
-            times.first_token_time = times.first_token_time or time.time()
-            times.finished_time = time.time() if ended else None
-            for sequence in sequences:
-                _extend(sequence, token, text, params, reason if ended else None)
-            if params.output_kind is RequestOutputKind.DELTA or ended:
-                yield RequestOutput(
-                    request_id, None, prompt, prompt_logprobs, sequences, ended, 1, times
-                )
-            if params.output_kind is RequestOutputKind.DELTA:
-                sequences = [CompletionOutput(index) for index in range(params.n)]
-                prompt_logprobs = None
-            if ended:
-                break
-        self.running.discard(request_id)
-
-    async def abort(self, request_id: str) -> None:
-        self.aborted.append(request_id)
-        self.running.discard(request_id)
-
-    def stats(self) -> EngineStats:
-        return EngineStats(
-            num_running=len(self.running),
-            num_waiting=0,
-            kv_cache_usage=0.25,
-            num_pages=100,
-            num_free_pages=75,
-            num_cached_pages=10,
-            page_size=16,
-            kv_waste=0.125,
-            prompt_tokens=sum(len(seen.prompt) for seen in self.seen),
-            generation_tokens=self.num_tokens,
-            prefix_cache_queries=40,
-            prefix_cache_hits=30,
-            num_preemptions=2,
-            num_steps=7,
-            compiles_after_warmup=0,
-        )
-
-    def shutdown(self) -> None:
-        self.running.clear()
-
-    def _check(self, prompt: list[int]) -> None:
-        if self.errored:
-            raise EngineDead("the device is gone")
-        if not 0 < len(prompt) < self.max_model_len:
-            raise InvalidRequest(f"a prompt of {len(prompt)} tokens", "prompt")
-        if not all(0 <= token < VOCAB_SIZE for token in prompt):
-            raise InvalidRequest("a token out of the vocabulary", "prompt")
-
-    def _answer(self, prompt: list[int], params: SamplingParams) -> list[tuple[int, str]]:
-        room = self.max_model_len - len(prompt)
-        tokens = self.answer.encode("latin-1")[: min(params.max_tokens or room, room)]
-        return [(token, chr(token)) for token in tokens]
-
-    def _prompt_logprobs(
-        self, prompt: list[int], params: SamplingParams
-    ) -> list[TokenLogprobs | None] | None:
-        if params.prompt_logprobs is None:
-            return None
-        return [None, *(candidates(token, params.prompt_logprobs) for token in prompt[1:])]
-
-
-def candidates(token: int, num_top: int) -> TokenLogprobs:
-    """The chosen token is the third most likely, the last of the others impossible."""
-    others = [(token + offset) % VOCAB_SIZE for offset in range(1, num_top + 1)]
-    ranks = [rank for rank in range(1, num_top + 2) if rank != 3][:num_top]
-    found = {token: Logprob(-3.0, 3, chr(token))}
-    for other, rank in zip(others, ranks, strict=True):
-        logprob = -math.inf if rank > 3 else -float(rank)
-        found[other] = Logprob(logprob, rank, chr(other))
-    return found
-
-
-def _extend(
-    sequence: CompletionOutput, token: int, text: str, params: SamplingParams, reason: str | None
-) -> None:
-    sequence.text += text
-    sequence.token_ids.append(token)
-    if params.logprobs is not None:
-        sequence.logprobs = [*(sequence.logprobs or []), candidates(token, params.logprobs)]
-    sequence.finish_reason = reason
+from tests.http.fakes import FakeEngine, serving
 
 
 @pytest.fixture
@@ -219,7 +17,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def app(engine: FakeEngine) -> Starlette:
-    return create_app(engine, [MODEL, "other-name"])
+    return create_app(engine, ["tiny", "other-name"])
 
 
 @pytest.fixture
@@ -233,25 +31,3 @@ def url(app: Starlette) -> Iterator[str]:
     """The application behind a real server on a free port of this machine."""
     with serving(app) as address:
         yield address
-
-
-@contextlib.contextmanager
-def serving(app: Starlette) -> Iterator[str]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=2)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(10)
-    assert not thread.is_alive()
-
-
-def events(text: str) -> list[dict[str, Any]]:
-    """The chunks of a stream, which must end in [DONE]."""
-    *chunks, done = [line for line in text.split("\n\n") if line]
-    assert done == "data: [DONE]"
-    return [msgspec.json.decode(chunk.removeprefix("data: ")) for chunk in chunks]

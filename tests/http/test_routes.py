@@ -1,0 +1,93 @@
+"""Models, health, version, and the keys that guard the rest."""
+
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import paged
+from paged.http.app import create_app
+from tests.http.fakes import FakeEngine
+
+KEYS = ["first-key", "clé"]
+
+
+def test_models(client: TestClient, engine: FakeEngine) -> None:
+    reply = client.get("/v1/models").json()
+    assert reply["object"] == "list"
+    first, second = reply["data"]
+    assert first.pop("created") > 0
+    assert first == {
+        "id": "tiny",
+        "object": "model",
+        "owned_by": "paged",
+        "root": "tiny",
+        "parent": None,
+        "max_model_len": 64,
+        "permission": [],
+    }
+    assert second["id"] == "other-name"
+    assert client.get("/v1/models/other-name").json() == second
+
+
+def test_names_of_models_may_hold_slashes(engine: FakeEngine) -> None:
+    client = TestClient(create_app(engine, ["org/model"]))
+    assert client.get("/v1/models/org/model").json()["id"] == "org/model"
+    missing = client.get("/v1/models/org/other")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["type"] == "NotFoundError"
+
+
+def test_health_follows_the_engine(client: TestClient, engine: FakeEngine) -> None:
+    probes = [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")]
+    for verb, path in probes:
+        reply = client.request(verb, path)
+        assert (reply.status_code, reply.content) == (200, b"")
+    engine.errored = True
+    assert {client.request(*probe).status_code for probe in probes} == {503}
+
+
+def test_version(client: TestClient) -> None:
+    assert client.get("/version").json() == {"version": paged.__version__}
+
+
+@pytest.fixture
+def guarded(engine: FakeEngine) -> TestClient:
+    return TestClient(create_app(engine, ["tiny"], api_keys=KEYS))
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_any_of_the_keys_admits(guarded: TestClient, key: str) -> None:
+    for scheme in ("Bearer", "bearer"):
+        headers = {b"Authorization": f"{scheme} {key}".encode()}
+        assert guarded.get("/v1/models", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer "},
+        {"Authorization": "Bearer first-ke"},
+        {"Authorization": "Bearer first-key2"},
+        {"Authorization": "Basic first-key"},
+        {"Authorization": "first-key"},
+        {b"Authorization": b"Bearer \xff\xfe"},
+    ],
+)
+def test_anything_else_does_not(guarded: TestClient, headers: Any) -> None:
+    for path in ("/v1/models", "/v1/completions", "/nowhere", "/health/"):
+        reply = guarded.get(path, headers=headers)
+        assert reply.status_code == 401
+        assert reply.json()["error"]["type"] == "AuthenticationError"
+        assert reply.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping", "/version", "/metrics"])
+def test_probes_need_no_key(guarded: TestClient, path: str) -> None:
+    assert guarded.get(path).status_code == 200
+
+
+def test_without_keys_any_admits(client: TestClient) -> None:
+    headers = {"Authorization": "Bearer whatever"}
+    assert client.get("/v1/models", headers=headers).status_code == 200
