@@ -72,12 +72,13 @@ class Detokenizer:
 
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
         """The prompt's last visible tokens, from the start of a character."""
-        tail = [token for token in prompt[-4 * _CONTEXT :] if token not in self._skipped]
-        tail = tail[-_CONTEXT:]
-        for start in range(_MAX_CHARACTER):
-            if not self._decode(tail[start:]).startswith(_REPLACEMENT):
-                return tail[start:]
-        return tail
+        visible = [token for token in prompt[-4 * _CONTEXT :] if token not in self._skipped]
+        if len(visible) <= _CONTEXT:
+            return visible
+        starts = range(-_CONTEXT, _MAX_CHARACTER - _CONTEXT)
+        tails = [visible[start:] for start in starts]
+        whole = (tail for tail in tails if not self._decode(tail).startswith(_REPLACEMENT))
+        return next(whole, tails[0])
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._backend.decode(token_ids, skip_special_tokens=False)

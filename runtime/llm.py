@@ -70,7 +70,7 @@ class LLM:
             InvalidRequest: a prompt that can never run; none was started then.
             EngineDead: the device failed, now or before.
         """
-        many = [prompts] if _is_one_prompt(prompts) else list(cast(Sequence[Prompt], prompts))
+        many = _list_of_prompts(prompts)
         params = _one_each(sampling_params, len(many), "sampling_params")
         prepared = self._front.prepare_all(
             [str(next(self._ids)) for _ in many],
@@ -164,11 +164,11 @@ def _final_only(params: SamplingParams) -> SamplingParams:
     return replace(params, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
-def _is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """Whether it is text, a dict or token ids, rather than a list of such."""
-    if isinstance(prompts, str | Mapping):
-        return True
-    return len(prompts) > 0 and hasattr(prompts[0], "__index__")
+def _list_of_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Text, a dict and a list of integers are one prompt; any other list is many."""
+    if isinstance(prompts, str | Mapping) or (len(prompts) and hasattr(prompts[0], "__index__")):
+        return [cast(Prompt, prompts)]
+    return list(cast(Sequence[Prompt], prompts))
 
 
 def _one_each[T](value: T | Sequence[T] | None, number: int, name: str) -> list[T | None]:
