@@ -1,0 +1,190 @@
+"""An engine in this process, started and watched for a benchmark."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from tqdm import tqdm
+
+from paged.models.loading import ModelSource, resolve_model
+from paged.runtime.async_engine import AsyncEngine
+from paged.runtime.config import EngineConfig, flags
+from paged.runtime.front import Prompt
+from paged.runtime.llm import LLM
+from paged.runtime.messages import EngineStats
+from paged.runtime.outputs import RequestOutput
+from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
+
+_SECONDS_BETWEEN_LOOKS = 0.1
+
+Generate = Callable[[Sequence[Prompt], Sequence[SamplingParams], bool], list[RequestOutput]]
+
+
+@dataclass(frozen=True)
+class StartedEngine:
+    """An engine that is ready, behind one blocking call.
+
+    Attributes:
+        generate: takes prompts, a set of parameters each, and whether to show progress.
+        stats: a snapshot; may be called while `generate` runs in another thread.
+        start_seconds: from weights on disk to ready, compiling included, imports not.
+    """
+
+    generate: Generate
+    stats: Callable[[], EngineStats]
+    start_seconds: float
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """What the engine did between two moments.
+
+    Attributes:
+        num_steps: steps run.
+        prefix_hit_rate: share of prompt tokens found in the prefix cache, 0 to 1.
+        num_preemptions: times that a sequence was put back for lack of pages.
+        kv_waste: mean share of token places in used pages that held no token, 0 to 1, as seen
+            ten times a second; None if the run was too short to look.
+        compiles_after_warmup: 0 unless something is wrong.
+    """
+
+    num_steps: int
+    prefix_hit_rate: float
+    num_preemptions: int
+    kv_waste: float | None
+    compiles_after_warmup: int
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def lines(self) -> Iterator[str]:
+        """One line for people."""
+        waste = "not seen" if self.kv_waste is None else f"{self.kv_waste:.1%}"
+        yield (
+            f"Engine: {self.num_steps} steps, prefix cache hits {self.prefix_hit_rate:.1%}, "
+            f"{self.num_preemptions} preemptions, KV waste {waste}, "
+            f"{self.compiles_after_warmup} compiles after warm-up"
+        )
+
+
+class EngineMeter:
+    """Watches an engine: what `report` says covers the `with` block."""
+
+    def __init__(self, stats: Callable[[], EngineStats]) -> None:
+        self._stats = stats
+        self._looks: list[float] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._before = self._stats()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._after = self._stats()
+
+    @property
+    def report(self) -> EngineReport:
+        before, after, looks = self._before, self._after, self._looks
+        queries = after.prefix_cache_queries - before.prefix_cache_queries
+        hits = after.prefix_cache_hits - before.prefix_cache_hits
+        return EngineReport(
+            num_steps=after.num_steps - before.num_steps,
+            prefix_hit_rate=hits / queries if queries else 0.0,
+            num_preemptions=after.num_preemptions - before.num_preemptions,
+            kv_waste=sum(looks) / len(looks) if looks else None,
+            compiles_after_warmup=after.compiles_after_warmup,
+        )
+
+    def _look(self) -> None:
+        while not self._stop.wait(_SECONDS_BETWEEN_LOOKS):
+            stats = self._stats()
+            if stats.num_running:
+                self._looks.append(stats.kv_waste)
+
+
+def config_of(args: argparse.Namespace) -> EngineConfig:
+    """The engine flags among parsed arguments."""
+    values = {flag.name: getattr(args, flag.name) for flag in flags()}
+    return EngineConfig(**values | {"seed": values["seed"] or 0})
+
+
+def find_model(config: EngineConfig) -> ModelSource:
+    """The model's configuration and tokenizer, without its weights."""
+    return resolve_model(
+        config.model,
+        revision=config.revision,
+        download_dir=config.download_dir,
+        load_format="dummy",
+    )
+
+
+def sampling(num_tokens: int, *, n: int, ignore_eos: bool, detokenize: bool) -> SamplingParams:
+    """Greedy; several sequences of a prompt must be sampled to differ."""
+    return SamplingParams(
+        n=n,
+        temperature=0.0 if n == 1 else 1.0,
+        max_tokens=num_tokens,
+        ignore_eos=ignore_eos,
+        detokenize=detokenize,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+@contextmanager
+def started_llm(config: EngineConfig) -> Iterator[StartedEngine]:
+    """An `LLM`, closed at the end."""
+    begin = time.perf_counter()
+    with LLM(**vars(config)) as llm:
+        seconds = time.perf_counter() - begin
+
+        def generate(
+            prompts: Sequence[Prompt], params: Sequence[SamplingParams], progress: bool
+        ) -> list[RequestOutput]:
+            return llm.generate(prompts, params, use_tqdm=progress)
+
+        yield StartedEngine(generate, llm.get_metrics, seconds)
+
+
+@contextmanager
+def started_async_engine(config: EngineConfig) -> Iterator[StartedEngine]:
+    """An `AsyncEngine`, shut down at the end."""
+    begin = time.perf_counter()
+    engine = AsyncEngine.from_config(config)
+    seconds = time.perf_counter() - begin
+
+    def generate(
+        prompts: Sequence[Prompt], params: Sequence[SamplingParams], progress: bool
+    ) -> list[RequestOutput]:
+        with tqdm(total=len(prompts), desc="Requests", disable=not progress) as bar:
+            return asyncio.run(_generate_all(engine, prompts, params, bar.update))
+
+    try:
+        yield StartedEngine(generate, engine.stats, seconds)
+    finally:
+        engine.shutdown()
+
+
+async def _generate_all(
+    engine: AsyncEngine,
+    prompts: Sequence[Prompt],
+    params: Sequence[SamplingParams],
+    on_done: Callable[[], object],
+) -> list[RequestOutput]:
+    async def last_output(prompt: Prompt, wanted: SamplingParams) -> RequestOutput:
+        *_, last = [output async for output in engine.generate(prompt, wanted)]
+        on_done()
+        return last
+
+    both = zip(prompts, params, strict=True)
+    return await asyncio.gather(*(last_output(prompt, wanted) for prompt, wanted in both))
