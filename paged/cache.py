@@ -2,7 +2,8 @@
 
 A page holds the keys and values of `page_size` consecutive tokens of one sequence for one layer.
 Each layer has its own array, so that a donated in-place write never copies a neighbour. Page 0 is
-the null page: page tables are padded with it and nothing reads it unmasked.
+the null page (`paged.pool.NULL_PAGE`): page tables are padded with it and nothing reads it
+unmasked.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-NULL_PAGE = 0
+DROPPED = 2**30
+"""Write indices from here on are beyond any page: what is written there is dropped."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,7 @@ class PagedKVCache:
     @classmethod
     def shapes(cls, spec: CacheSpec) -> PagedKVCache:
         """The same pytree of shapes without memory, to compile against."""
-        layer = jax.ShapeDtypeStruct(spec.layer_shape, spec.dtype)
-        return cls((layer,) * spec.num_layers)
+        return jax.eval_shape(lambda: cls.zeros(spec))
 
 
 def write_kv(pages: jax.Array, k: jax.Array, v: jax.Array, write_index: jax.Array) -> jax.Array:
@@ -82,12 +83,16 @@ def write_kv(pages: jax.Array, k: jax.Array, v: jax.Array, write_index: jax.Arra
     Args:
         pages: [num_pages, page_size, 2 * kv_heads, head_dim].
         k, v: [T, kv_heads, head_dim].
-        write_index: [T] int32, `page * page_size + offset`; out of range drops the token. All
-            entries differ, which lets XLA write in place with one kernel.
+        write_index: [T] int32, `page * page_size + offset`, or from DROPPED on for padding tokens.
+            All entries differ, which lets XLA write in place with one kernel.
     """
     num_pages, page_size, heads, head_dim = pages.shape
     flat = pages.reshape(num_pages * page_size, heads, head_dim)
     kv = jnp.concatenate([k, v], axis=1).astype(pages.dtype)
+    if len(write_index) == 1:
+        # XLA rewrites a scatter of one row into a form that copies the whole array on CPU.
+        kv = jnp.concatenate([kv, kv])
+        write_index = jnp.concatenate([write_index, jnp.full(1, DROPPED + 1, jnp.int32)])
     flat = flat.at[write_index].set(kv, mode="drop", unique_indices=True)
     return flat.reshape(pages.shape)
 

@@ -128,7 +128,7 @@ def pack_updates(updates: tuple[PageUpdate, ...], size: int) -> NDArray[np.int32
     """[size, 3] int32 with padding rows last."""
     packed = np.full((size, 3), np.iinfo(np.int32).max, np.int32)
     if updates:
-        packed[: len(updates)] = updates
+        packed[: len(updates)] = np.array(updates, np.int32)
     return packed
 
 

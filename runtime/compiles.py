@@ -10,7 +10,7 @@ _EVENT = "/jax/core/compile/backend_compile_duration"
 _count = 0
 
 
-def _on_event(event: str, duration: float, **_: object) -> None:
+def _on_event(event: str, duration_secs: float, **_: str | int) -> None:
     global _count
     if event == _EVENT:
         _count += 1

@@ -13,7 +13,8 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from paged.models.source import ModelSource
+from paged.models.config import token_ids
+from paged.models.loading import ModelSource
 from paged.pool import PagePool
 from paged.runtime.compiles import num_compiles
 from paged.runtime.config import EngineConfig
@@ -52,9 +53,7 @@ class EngineCore:
         vocab_size: token ids are below it.
     """
 
-    def __init__(
-        self, config: EngineConfig, source: ModelSource, *, progress: bool = True
-    ) -> None:
+    def __init__(self, config: EngineConfig, source: ModelSource, *, progress: bool = True) -> None:
         """Load, divide memory, compile. Raises ConfigError where flags do not fit."""
         self._runner, scheduling, self.memory = prepare(config, source, progress=progress)
         self.max_model_len = scheduling.max_model_len
@@ -63,7 +62,8 @@ class EngineCore:
             self.memory.num_pages, self.memory.page_size, config.enable_prefix_caching
         )
         self._scheduler = Scheduler(scheduling, self._pool)
-        self._eos = frozenset(source.eos_token_ids)
+        declared = source.generation_config.get("eos_token_id")
+        self._eos = frozenset((*source.config.eos_token_ids, *token_ids(declared)))
         self._seeds = random.Random(config.seed)
         self._requests: dict[str, _Request] = {}
         self._owner: dict[Sequence, tuple[_Request, int]] = {}
@@ -261,9 +261,7 @@ class EngineCore:
         return ended
 
 
-def _ending(
-    live: _Request, index: int, reason: str, error: str | None = None
-) -> SequenceOutput:
+def _ending(live: _Request, index: int, reason: str, error: str | None = None) -> SequenceOutput:
     return SequenceOutput(
         request_id=live.request.request_id,
         index=index,

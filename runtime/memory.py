@@ -77,8 +77,14 @@ def page_memory(budget: int, weights: int, state: int, steps: int) -> int:
     return left
 
 
-def fit_model_len(wanted: int | None, model_len: int, num_pages: int, page_size: int, kv_bytes: int,
-                  bytes_per_page: int) -> int:
+def fit_model_len(
+    wanted: int | None,
+    model_len: int,
+    num_pages: int,
+    page_size: int,
+    kv_bytes: int,
+    bytes_per_page: int,
+) -> int:
     """The longest sequence the engine will serve.
 
     Args:

@@ -29,10 +29,10 @@ class Row(NamedTuple):
 
 
 class PageUpdate(NamedTuple):
-    """Entry `index` of the slot's page table becomes `page`."""
+    """Entry `entry` of the slot's page table becomes `page`."""
 
     slot: int
-    index: int
+    entry: int
     page: int
 
 

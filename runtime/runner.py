@@ -168,7 +168,9 @@ class StepRunner:
             self._params, self._cache, self._slots, packed
         )
         result = InFlight(
-            plan, self._sample(plan, bucket, out), self._score(plan, bucket, out) if scores else None
+            plan,
+            self._sample(plan, bucket, out),
+            self._score(plan, bucket, out) if scores else None,
         )
         for array in jax.tree.leaves((*_fields(result.sampled), result.prompt_logprobs)):
             array.copy_to_host_async()

@@ -14,6 +14,7 @@ Axis letters: R rows, S slots, V vocabulary, K token rules a slot can hold.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import IntEnum
 
 import jax
@@ -144,7 +145,7 @@ def count_tokens(state: SamplerState, rows: SamplingRows, tokens: jax.Array) -> 
     """Count each sampling row's new token [R] in its slot."""
     num_slots = state.output_counts.shape[0]
     slots = jnp.where(rows.samples, rows.slots, num_slots)
-    return state.replace(output_counts=state.output_counts.at[slots, tokens].add(1, mode="drop"))
+    return replace(state, output_counts=state.output_counts.at[slots, tokens].add(1, mode="drop"))
 
 
 def load_history(
@@ -162,7 +163,8 @@ def load_history(
     output = jnp.where(index < num_prompt, nowhere, tokens)
     counts = jnp.where(fresh, 0, state.output_counts[slot]).at[output].add(1, mode="drop")
     in_prompt = (state.in_prompt[slot] & ~fresh).at[prompt].set(True, mode="drop")
-    return state.replace(
+    return replace(
+        state,
         output_counts=state.output_counts.at[slot].set(counts),
         in_prompt=state.in_prompt.at[slot].set(in_prompt),
     )
@@ -172,7 +174,8 @@ def load_rules(
     state: SamplerState, slot: jax.Array, token: jax.Array, bias: jax.Array, until: jax.Array
 ) -> SamplerState:
     """Set the token rules of a slot: token, bias and until are [K] (see `SamplerState`)."""
-    return state.replace(
+    return replace(
+        state,
         rule_token=state.rule_token.at[slot].set(token),
         rule_bias=state.rule_bias.at[slot].set(bias),
         rule_until=state.rule_until.at[slot].set(until),

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from paged.attention import default_backend
 from paged.cache import CacheSpec
 from paged.models.config import ModelConfig, resolve_dtype
+from paged.models.loading import ModelSource
 from paged.models.registry import Family, cache_layout, get_family
-from paged.models.source import ModelSource
 from paged.runtime.buckets import Buckets
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig

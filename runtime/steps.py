@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -136,9 +136,7 @@ class StepShapes:
         return SlotState.zeros(self.buckets.max_num_seqs, self.pages_per_sequence)
 
     def sampler_state(self) -> SamplerState:
-        return SamplerState.zeros(
-            self.buckets.max_num_seqs, self.model.vocab_size, NUM_RULES
-        )
+        return SamplerState.zeros(self.buckets.max_num_seqs, self.model.vocab_size, NUM_RULES)
 
 
 def forward(
@@ -152,7 +150,7 @@ def forward(
 ) -> tuple[PagedKVCache, SlotState, ForwardOut]:
     """Run the model over a step's tokens. Cache and slots are donated."""
     batch = unpack(packed, shapes.layout(bucket))
-    slots = slots.replace(page_tables=_update_tables(slots.page_tables, batch.updates))
+    slots = replace(slots, page_tables=_update_tables(slots.page_tables, batch.updates))
     meta = attention_metadata(
         slots.page_tables,
         batch.slots,
@@ -195,7 +193,7 @@ def sample(
     rows = unpack_sampling(sampling)
     tokens = choose_tokens(logits, rows, state, mode)
     target = jnp.where(rows.samples, rows.slots, slots.last_token.shape[0])
-    slots = slots.replace(last_token=slots.last_token.at[target].set(tokens, mode="drop"))
+    slots = replace(slots, last_token=slots.last_token.at[target].set(tokens, mode="drop"))
     if state is not None:
         state = count_tokens(state, rows, tokens)
     logprobs = token_logprobs(logits, tokens) if mode == SamplingMode.LOGPROBS else None
@@ -224,7 +222,7 @@ def score(
 
 def update_tables(slots: SlotState, updates: jax.Array) -> SlotState:
     """Apply page updates [UPDATE_ROOM, 3] of (slot, index, page); donated."""
-    return slots.replace(page_tables=_update_tables(slots.page_tables, updates))
+    return replace(slots, page_tables=_update_tables(slots.page_tables, updates))
 
 
 def _update_tables(page_tables: jax.Array, updates: jax.Array) -> jax.Array:
@@ -286,7 +284,9 @@ Job = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
 """A function, its abstract arguments, and which of them are donated."""
 
 
-def _compile(function: Callable[..., Any], args: tuple[Any, ...], donated: tuple[int, ...]) -> Compiled:
+def _compile(
+    function: Callable[..., Any], args: tuple[Any, ...], donated: tuple[int, ...]
+) -> Compiled:
     return jax.jit(function, donate_argnums=donated).lower(*args).compile()
 
 

@@ -15,6 +15,7 @@ Hq query heads, Hkv key/value heads, G = Hq / Hkv, D head size.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import jax
@@ -123,13 +124,14 @@ def paged_attention(
     """
     pages = write_kv(pages, k, v, meta.write_index)
     backend = BACKENDS[meta.backend]()
-    options = {"scale": scale, "window": window, "soft_cap": soft_cap}
+    decode = partial(backend.decode, scale=scale, window=window, soft_cap=soft_cap)
+    prefill = partial(backend.prefill, scale=scale, window=window, soft_cap=soft_cap)
     is_decode = meta.query_len == 1
     lengths = jnp.where(is_decode, meta.context_len + 1, 0)
     if meta.decode_only:
-        return backend.decode(q, pages, lengths, meta, **options), pages
-    decoded = backend.decode(q[meta.query_start], pages, lengths, meta, **options)
-    out = backend.prefill(q, pages, meta, **options)
+        return decode(q, pages, lengths, meta), pages
+    decoded = decode(q[meta.query_start], pages, lengths, meta)
+    out = prefill(q, pages, meta)
     num_tokens = q.shape[0]
     rows = jnp.arange(is_decode.shape[0])
     target = jnp.where(is_decode, meta.query_start, num_tokens + rows)

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-# Where padding tokens "write": beyond any page, and all different.
-_DROPPED = 2**30
+from paged.cache import DROPPED
 
 
 @struct.dataclass
@@ -73,7 +72,7 @@ def attention_metadata(
     positions = jnp.where(is_token, context_len[row] + token - query_start[row], 0)
     page = page_tables[slots[row], positions // page_size]
     write_index = jnp.where(
-        is_token, page * page_size + positions % page_size, _DROPPED + token
+        is_token, page * page_size + positions % page_size, DROPPED + token
     ).astype(jnp.int32)
 
     tiles = jnp.where(query_len > 1, -(-query_len // tile_size), 0)
