@@ -1,0 +1,197 @@
+"""Decode attention: one query token per row, read from its pages by as many programs as it takes.
+
+The visible context of a row is cut into spans, and its spans into parts. A program takes one part,
+for one key/value head and all the query heads that share it. The parts stand in a work list that
+is made on the device from the lengths of the whole batch, so that a few long rows and many short
+ones fill the GPU alike, whatever the padding. The program of a row's only part finishes the row;
+the parts of other rows are merged by a second kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from paged.attention.metadata import AttentionMetadata
+from paged.attention.triton import spans
+from paged.attention.triton.spans import Ref, Spec
+
+# Programs that a batch is cut into if it has fewer rows: about four per multiprocessor of a large
+# GPU. Twice as many cost 3 to 15 % more to merge than they save (H200).
+_PROGRAMS = 512
+# The merge holds all parts of a row in registers.
+_MAX_PARTS = 128
+# Query heads of a program: tensor cores take no fewer, and with more the registers spill.
+_MEMBERS = 16
+
+
+def decode_attention(
+    q: jax.Array,
+    pages: jax.Array,
+    lengths: jax.Array,
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    interpret: bool | None = None,
+) -> jax.Array:
+    """See `paged.attention.DecodeAttention`; `interpret` as for `spans.interpreted`."""
+    num_rows, num_heads, head_dim = q.shape
+    kv_heads = pages.shape[2] // 2
+    interpret = spans.interpreted(interpret)
+    spec = spans.make_spec(q, pages, scale, soft_cap, interpret)
+    max_parts = min(max(pl.next_power_of_2(_PROGRAMS // kv_heads), 1), _MAX_PARTS)
+    work = _work_list(lengths, window, max_parts, spec.span)
+    num_items = work.items.shape[0]
+    warps = 8 if head_dim * q.dtype.itemsize > 512 else 4
+    anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    out, parts, log_sums = pl.pallas_call(
+        functools.partial(_part_kernel, spec=spec),
+        name="paged_decode",
+        grid=(kv_heads * pl.cdiv(spec.group, _MEMBERS), num_items),
+        in_specs=[anywhere] * 5,
+        out_specs=[anywhere] * 3,
+        out_shape=[
+            jax.ShapeDtypeStruct(q.shape, q.dtype),
+            jax.ShapeDtypeStruct((num_items, num_heads, head_dim), jnp.float32),
+            jax.ShapeDtypeStruct((num_items, num_heads), jnp.float32),
+        ],
+        compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=3),
+        interpret=interpret,
+    )(q, pages, meta.page_tables, meta.slots, work.items)
+    merge_warps = min(max(max_parts * pl.next_power_of_2(head_dim) // 2048, 1), 8)
+    return pl.pallas_call(
+        functools.partial(_merge_kernel, max_parts=max_parts, spec=spec),
+        name="paged_decode_merge",
+        grid=(num_heads, num_rows),
+        in_specs=[anywhere] * 5,
+        out_specs=anywhere,
+        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        input_output_aliases={4: 0},
+        compiler_params=plgpu.CompilerParams(num_warps=merge_warps, num_stages=1),
+        interpret=interpret,
+    )(parts, log_sums, work.first, work.parts, out)
+
+
+class _WorkList(NamedTuple):
+    """What each program does, and where each row's parts are.
+
+    Attributes:
+        items: [W, 4] int32 (row, first position, end position, parts of the row); first and end
+            are equal where there is nothing to do. The items of a row follow each other.
+        first: [R] int32, the row's first item.
+        parts: [R] int32, how many it has; 0 for a row of length 0.
+    """
+
+    items: jax.Array
+    first: jax.Array
+    parts: jax.Array
+
+
+def _work_list(lengths: jax.Array, window: int | None, max_parts: int, span: int) -> _WorkList:
+    """Cut the rows into `max_parts` parts in all, as evenly as spans allow, at least one a row."""
+    begin = jnp.zeros_like(lengths) if window is None else jnp.maximum(lengths - window, 0)
+    num_spans = pl.cdiv(lengths - begin, span)
+    share = jnp.maximum(pl.cdiv(num_spans.sum(), max_parts), 1)
+    # Rounding up twice evens the parts of a row out, and leaves none empty.
+    spans_each = jnp.maximum(pl.cdiv(num_spans, jnp.maximum(pl.cdiv(num_spans, share), 1)), 1)
+    parts = pl.cdiv(num_spans, spans_each)
+    last = jnp.cumsum(parts)
+    item = jnp.arange(lengths.shape[0] + max_parts, dtype=jnp.int32)
+    row = jnp.searchsorted(last, item, side="right", method="compare_all")
+    exists = row < lengths.shape[0]
+    row = jnp.where(exists, row, 0)
+    size = spans_each[row] * span
+    first = begin[row] + (item - (last - parts)[row]) * size
+    end = jnp.where(exists, jnp.minimum(first + size, lengths[row]), first)
+    items = jnp.stack([row, first, end, parts[row]], axis=1).astype(jnp.int32)
+    return _WorkList(items, (last - parts).astype(jnp.int32), parts.astype(jnp.int32))
+
+
+def _part_kernel(
+    q_ref: Ref,
+    pages_ref: Ref,
+    tables_ref: Ref,
+    slots_ref: Ref,
+    items_ref: Ref,
+    out_ref: Ref,
+    parts_ref: Ref,
+    log_sums_ref: Ref,
+    *,
+    spec: Spec,
+) -> None:
+    """One part of one row for one key/value head, in a grid of [Hkv * pieces of a group, W].
+
+    A row's only part goes to `out` [R, Hq, D]; another one to `parts` [W, Hq, D], with the base-2
+    logarithm of its softmax sum in `log_sums` [W, Hq].
+    """
+    item = pl.program_id(1)
+    row, begin, end, parts = (items_ref[item, field] for field in range(4))
+    head, first_member = spans.head_of(pl.program_id(0), _MEMBERS, spec)
+    member = first_member + jnp.arange(_MEMBERS)
+    heads = head * spec.group + member
+    columns, exist = spec.columns()
+    mask = (member < spec.group)[:, None] & exist[None, :]
+
+    @pl.when(begin < end)
+    def _() -> None:
+        q = plgpu.load(q_ref.at[row, heads[:, None], columns[None, :]], mask=mask, other=0.0)
+        slot = slots_ref[row]
+
+        def step(i: jax.Array, running: spans.Running) -> spans.Running:
+            position = begin + i * spec.span + jnp.arange(spec.span)
+            readable = position < end
+            k, v = spans.load_span(pages_ref, tables_ref, slot, head, position, readable, spec)
+            return spans.attend(running, q, k, v, readable[None, :], spec)
+
+        running = spans.start(_MEMBERS, spec)
+        running = lax.fori_loop(0, pl.cdiv(end - begin, spec.span), step, running)
+        out, log_sum = spans.finish(running)
+        several = parts > 1
+        place = heads[:, None], columns[None, :]
+        plgpu.store(out_ref.at[row, *place], out.astype(out_ref.dtype), mask=mask & ~several)
+        plgpu.store(parts_ref.at[item, *place], out, mask=mask & several)
+        plgpu.store(log_sums_ref.at[item, heads], log_sum, mask=(member < spec.group) & several)
+
+
+def _merge_kernel(
+    parts_ref: Ref,
+    log_sums_ref: Ref,
+    first_ref: Ref,
+    num_parts_ref: Ref,
+    finished_ref: Ref,
+    out_ref: Ref,
+    *,
+    max_parts: int,
+    spec: Spec,
+) -> None:
+    """Average the parts of one row for one query head by their sums, in a grid of [Hq, R].
+
+    `out` is `finished` in place, where the rows of one part are done already.
+    """
+    del finished_ref
+    head, row = pl.program_id(0), pl.program_id(1)
+    num_parts = num_parts_ref[row]
+    columns, exist = spec.columns()
+
+    @pl.when(num_parts > 1)
+    def _() -> None:
+        part = jnp.arange(max_parts)
+        there = part < num_parts
+        item = first_ref[row] + part
+        log_sum = plgpu.load(log_sums_ref.at[item, head], mask=there, other=spans.MASKED)
+        out = plgpu.load(
+            parts_ref.at[item[:, None], head, columns[None, :]],
+            mask=there[:, None] & exist[None, :],
+            other=0.0,
+        )
+        weights = jnp.exp2(log_sum - log_sum.max())
+        merged = (out * weights[:, None]).sum(axis=0) / weights.sum()
+        plgpu.store(out_ref.at[row, head, columns], merged.astype(out_ref.dtype), mask=exist)

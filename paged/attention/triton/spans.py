@@ -1,0 +1,178 @@
+"""What both kernels do with one span of a sequence: fetch it from the pages, score it, fold it in.
+
+The softmax runs in powers of two (exp2 is one instruction) with a running maximum and sum. Keys and
+values that must not count are never loaded but are zero, and their score is `MASKED`, so that
+whatever a recycled or a null page holds, NaN included, reaches no result.
+
+Triton wants arrays whose sizes are powers of two: a head size such as 80 is padded to the next one
+inside the kernels, by masked loads and stores.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+LOG2_E = math.log2(math.e)
+MASKED = -1e30
+
+# An array in device memory as a kernel sees it; Pallas has no public type for it.
+Ref = Any
+# Output [M, D], maximum [M] and sum [M] of the softmax so far, float32; maxima in powers of two.
+Running = tuple[jax.Array, jax.Array, jax.Array]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What is fixed when a kernel is compiled.
+
+    Attributes:
+        group: query heads that share one key/value head (G).
+        head_dim: elements of a head (D).
+        page_size: tokens a page holds.
+        span: positions read at a time, a power of two.
+        max_queries: rows (tokens times heads) of a tile of queries, a power of two.
+        scale, soft_cap: see `paged.attention.paged_attention`.
+        dtype, precision: of the operands of products, whose sums are float32.
+    """
+
+    group: int
+    head_dim: int
+    page_size: int
+    span: int
+    max_queries: int
+    scale: float
+    soft_cap: float | None
+    dtype: jnp.dtype
+    precision: lax.PrecisionLike
+
+    def columns(self) -> tuple[jax.Array, jax.Array]:
+        """Element indices of a head padded to a power of two, and which of them exist."""
+        columns = jnp.arange(pl.next_power_of_2(self.head_dim))
+        return columns, columns < self.head_dim
+
+
+def interpreted(interpret: bool | None) -> bool:
+    """Whether kernels run in Pallas' interpreter: as asked, or (None) if JAX runs on the CPU."""
+    return jax.default_backend() == "cpu" if interpret is None else interpret
+
+
+def make_spec(
+    q: jax.Array, pages: jax.Array, scale: float, soft_cap: float | None, interpret: bool
+) -> Spec:
+    """The constants of a kernel for queries [.., Hq, D] over pages (see `load_span`).
+
+    Tiles are as large as they are fast without spilling registers: products of float32 keep their
+    precision through three products of its parts, and want four times the registers.
+    """
+    _, page_size, heads, head_dim = pages.shape
+    wide = q.dtype.itemsize > 2
+    rows = (4096 if wide else 16384) // pl.next_power_of_2(head_dim)
+    # The interpreter leaves products to XLA, which knows no such algorithm on a CPU.
+    split = lax.Precision.HIGHEST if interpret else lax.DotAlgorithmPreset.TF32_TF32_F32_X3
+    return Spec(
+        group=q.shape[1] // (heads // 2),
+        head_dim=head_dim,
+        page_size=page_size,
+        span=min(rows, 32 if wide else 64),
+        max_queries=min(rows, 32 if wide else 128),
+        scale=scale,
+        soft_cap=soft_cap,
+        dtype=q.dtype,
+        precision=split if wide else None,
+    )
+
+
+def head_of(program: jax.Array, members: int, spec: Spec) -> tuple[jax.Array, jax.Array]:
+    """The key/value head of a program that takes `members` heads of a group, and its first member.
+
+    A group larger than that is shared out to several programs, which stand beside each other.
+    """
+    per_group = pl.cdiv(spec.group, members)
+    return lax.div(program, per_group), lax.rem(program, per_group) * members
+
+
+def start(rows: int, spec: Spec) -> Running:
+    """The softmax over nothing, for `rows` queries."""
+    return (
+        jnp.zeros((rows, pl.next_power_of_2(spec.head_dim)), jnp.float32),
+        jnp.full((rows,), MASKED, jnp.float32),
+        jnp.zeros((rows,), jnp.float32),
+    )
+
+
+def load_span(
+    pages: Ref,
+    tables: Ref,
+    slot: jax.Array,
+    head: jax.Array,
+    position: jax.Array,
+    readable: jax.Array,
+    spec: Spec,
+) -> tuple[jax.Array, jax.Array]:
+    """Keys and values [span, D] of one head at `position` [span], zero where not `readable`.
+
+    Args:
+        pages: [num_pages, page_size, 2 * Hkv, D].
+        tables: [S, P], the pages of each slot.
+    """
+    columns, exist = spec.columns()
+    page = plgpu.load(
+        tables.at[slot, lax.div(position, jnp.int32(spec.page_size))], mask=readable, other=0
+    )
+    offset = lax.rem(position, jnp.int32(spec.page_size))
+    mask = readable[:, None] & exist[None, :]
+
+    def load(head: jax.Array) -> jax.Array:
+        place = pages.at[page[:, None], offset[:, None], head, columns[None, :]]
+        return plgpu.load(place, mask=mask, other=0.0).astype(spec.dtype)
+
+    return load(head), load(head + pages.shape[2] // 2)
+
+
+def attend(
+    running: Running,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    visible: jax.Array | None,
+    spec: Spec,
+) -> Running:
+    """Fold keys and values [span, D] into the running softmax of queries [M, D].
+
+    `visible` broadcasts to [M, span]; None when all is. A query to which nothing is visible in its
+    first span sums garbage there, which the first visible score then scales to nothing.
+    """
+    out, maximum, total = running
+    scores = _in_powers_of_two(plgpu.dot(q, k.T, precision=spec.precision), spec)
+    if visible is not None:
+        scores = jnp.where(visible, scores, MASKED)
+    new_maximum = jnp.maximum(maximum, scores.max(axis=1))
+    decay = jnp.exp2(maximum - new_maximum)
+    weights = jnp.exp2(scores - new_maximum[:, None])
+    values = plgpu.dot(weights.astype(spec.dtype), v, precision=spec.precision)
+    return (
+        out * decay[:, None] + values,
+        new_maximum,
+        total * decay + weights.sum(axis=1),
+    )
+
+
+def _in_powers_of_two(products: jax.Array, spec: Spec) -> jax.Array:
+    """The base-2 exponents of the softmax for products q·k."""
+    if spec.soft_cap is None:
+        return products * (spec.scale * LOG2_E)
+    return jnp.tanh(products * (spec.scale / spec.soft_cap)) * (spec.soft_cap * LOG2_E)
+
+
+def finish(running: Running) -> tuple[jax.Array, jax.Array]:
+    """The output [M, D], and the base-2 logarithm [M] of its softmax sum to merge it by."""
+    out, maximum, total = running
+    return out / total[:, None], maximum + jnp.log2(total)
