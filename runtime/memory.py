@@ -70,8 +70,8 @@ def page_memory(budget: int, weights: int, state: int, steps: int) -> int:
     left = budget - weights - state - steps
     if left <= 0:
         raise ConfigError(
-            f"No memory is left for KV pages: weights {_gib(weights)}, slot state {_gib(state)} and "
-            f"step memory {_gib(steps)} exceed the budget of {_gib(budget)} by {_gib(-left)}. "
+            f"No memory is left for KV pages: weights {_gib(weights)}, slot state {_gib(state)} "
+            f"and step memory {_gib(steps)} exceed the budget of {_gib(budget)} by {_gib(-left)}. "
             "Raise --gpu-memory-utilization, or lower --max-num-seqs or --max-num-batched-tokens."
         )
     return left

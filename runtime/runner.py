@@ -167,17 +167,14 @@ class StepRunner:
         self._cache, self._slots, out = self._programs["forward", bucket](
             self._params, self._cache, self._slots, packed
         )
-        result = InFlight(
-            plan,
-            self._sample(plan, bucket, out),
-            self._score(plan, bucket, out) if scores else None,
-        )
+        sampled = self._sample(plan, bucket, out)
+        result = InFlight(plan, sampled, self._score(plan, bucket, out) if scores else None)
         for array in jax.tree.leaves((*_fields(result.sampled), result.prompt_logprobs)):
             array.copy_to_host_async()
         return result
 
     def _sample(self, plan: StepPlan, bucket: Bucket, out: ForwardOut) -> Sampled:
-        mode = SamplingMode(self._modes[[row.slot for row in plan.rows]].max())
+        mode = SamplingMode(int(self._modes[[row.slot for row in plan.rows]].max()))
         sample = self._programs["sample", bucket.num_rows, mode]
         kept = self._sampler if mode >= SamplingMode.FILTERED else None
         self._slots, kept, sampled = sample(self._slots, kept, out.logits, out.sampling)

@@ -266,7 +266,7 @@ def step_memory(shapes: StepShapes, params: Any) -> int:
         ("sample", shapes.buckets.row_counts[-1], SamplingMode.LOGPROBS),
         ("score", shapes.buckets.mixed[-1]),
     )
-    reports = [_compile(*jobs[key]).memory_analysis() for key in largest]
+    reports = [_report(_compile(*jobs[key])) for key in largest]
     temporary = max(report.temp_size_in_bytes for report in reports)
     outputs = max(report.output_size_in_bytes - report.alias_size_in_bytes for report in reports)
     return int(temporary + 2 * outputs)
@@ -278,6 +278,12 @@ def abstract(tree: Any) -> Any:
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)),
         tree,
     )
+
+
+def _report(program: Compiled) -> Any:
+    report = program.memory_analysis()
+    assert report is not None, "this backend does not report the memory of its programs"
+    return report
 
 
 Job = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
@@ -298,9 +304,9 @@ def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
     logits: dict[int, jax.ShapeDtypeStruct] = {}
     for bucket in shapes.buckets.all():
         step = partial(forward, shapes=shapes, bucket=bucket)
-        args = (params, cache, slots, _int32(shapes.layout(bucket).size))
-        yield ("forward", bucket), (step, args, (1, 2))
-        out = jax.eval_shape(step, *args)[2]
+        inputs = (params, cache, slots, _int32(shapes.layout(bucket).size))
+        yield ("forward", bucket), (step, inputs, (1, 2))
+        out = jax.eval_shape(step, *inputs)[2]
         logits[bucket.num_rows] = out.logits
         if out.hidden is not None:
             targets = _int32(bucket.num_tokens)
