@@ -40,12 +40,25 @@ def decode_attention(
     scale: float,
     window: int | None,
     soft_cap: float | None,
-    interpret: bool | None = None,
 ) -> jax.Array:
-    """See `paged.attention.DecodeAttention`; `interpret` as for `spans.interpreted`."""
+    """See `paged.attention.DecodeAttention`."""
+    attention = functools.partial(_decode, scale=scale, window=window, soft_cap=soft_cap)
+    return spans.for_platform(attention, q, pages, lengths, meta)
+
+
+def _decode(
+    q: jax.Array,
+    pages: jax.Array,
+    lengths: jax.Array,
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    interpret: bool,
+) -> jax.Array:
     num_rows, num_heads, head_dim = q.shape
     kv_heads = pages.shape[2] // 2
-    interpret = spans.interpreted(interpret)
     spec = spans.make_spec(q, pages, scale, soft_cap, interpret)
     max_parts = min(max(pl.next_power_of_2(_PROGRAMS // kv_heads), 1), _MAX_PARTS)
     work = _work_list(lengths, window, max_parts, spec.span)

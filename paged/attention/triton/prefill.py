@@ -30,11 +30,23 @@ def prefill_attention(
     scale: float,
     window: int | None,
     soft_cap: float | None,
-    interpret: bool | None = None,
 ) -> jax.Array:
-    """See `paged.attention.PrefillAttention`; `interpret` as for `spans.interpreted`."""
+    """See `paged.attention.PrefillAttention`."""
+    attention = functools.partial(_prefill, scale=scale, window=window, soft_cap=soft_cap)
+    return spans.for_platform(attention, q, pages, meta)
+
+
+def _prefill(
+    q: jax.Array,
+    pages: jax.Array,
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    interpret: bool,
+) -> jax.Array:
     kv_heads = pages.shape[2] // 2
-    interpret = spans.interpreted(interpret)
     spec = spans.make_spec(q, pages, scale, soft_cap, interpret)
     members = min(pl.next_power_of_2(spec.group), spec.max_queries)
     tokens = min(spec.max_queries // members, meta.tile_size)

@@ -10,7 +10,9 @@ inside the kernels, by masked loads and stores.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,9 +61,17 @@ class Spec:
         return columns, columns < self.head_dim
 
 
-def interpreted(interpret: bool | None) -> bool:
-    """Whether kernels run in Pallas' interpreter: as asked, or (None) if JAX runs on the CPU."""
-    return jax.default_backend() == "cpu" if interpret is None else interpret
+def for_platform(attention: Callable[..., jax.Array], *operands: Any) -> jax.Array:
+    """Call `attention(*operands, interpret=...)`: compiled on a GPU, interpreted on a CPU.
+
+    Which one is decided when the program is lowered, so that a machine without a GPU can compile
+    for one.
+    """
+    return lax.platform_dependent(
+        *operands,
+        cpu=functools.partial(attention, interpret=True),
+        default=functools.partial(attention, interpret=False),
+    )
 
 
 def make_spec(
