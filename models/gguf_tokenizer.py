@@ -157,9 +157,9 @@ def _merges_by_score(
 def _add_special_tokens(backend: tokenizers.Tokenizer, fields: Mapping[str, Any]) -> None:
     """Control tokens are found whole in text and skipped when decoding; user-defined only found."""
     added = [
-        AddedToken(token, special=kind == _Kind.CONTROL, normalized=False)
+        AddedToken(token, special=kind != _Kind.USER_DEFINED, normalized=False)
         for token, kind in zip(fields["tokens"], fields["token_type"], strict=True)
-        if kind in (_Kind.CONTROL, _Kind.USER_DEFINED)
+        if kind in (_Kind.UNKNOWN, _Kind.CONTROL, _Kind.USER_DEFINED)
     ]
     backend.add_tokens(added)
 

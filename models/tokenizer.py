@@ -88,7 +88,7 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
-            **(self.special_tokens | variables),
+            variables=self.special_tokens | variables,
         )
 
     @cached_property
@@ -172,17 +172,26 @@ def tokenizer_from_folder(folder: Path, eos_token_ids: Iterable[int] = ()) -> To
 
 def wrap_sequences(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:
     """Make `encode` put these tokens around a text."""
-    template = [bos, "$A", eos]
-    named = [(token, backend.token_to_id(token)) for token in (bos, eos) if token is not None]
+    around = [token for token in (bos, eos) if token is not None]
+    for token in around:
+        if backend.token_to_id(token) is None:
+            raise TokenizerError(f"the special token {token!r} is not in the vocabulary")
     backend.post_processor = processors.TemplateProcessing(
-        single=[piece for piece in template if piece is not None], special_tokens=named
+        single=[piece for piece in (bos, "$A", eos) if piece is not None],
+        special_tokens=[(token, backend.token_to_id(token)) for token in around],
     )
 
 
 def _load_backend(folder: Path) -> tokenizers.Tokenizer:
     path = folder / "tokenizer.json"
     if path.exists():
-        return tokenizers.Tokenizer.from_file(str(path))
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise TokenizerError(f"{path} cannot be read: {error}") from error
+        backend.no_truncation()
+        backend.no_padding()
+        return backend
     if not any(folder.glob("tokenizer*")) and not (folder / "vocab.json").exists():
         raise TokenizerError(f"{folder} has no tokenizer files (tokenizer.json)")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

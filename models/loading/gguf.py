@@ -27,21 +27,27 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 # Metadata value types by their number in the file.
 _SCALARS = {
-    0: "<B",
-    1: "<b",
-    2: "<H",
-    3: "<h",
-    4: "<I",
-    5: "<i",
-    6: "<f",
-    7: "<?",
-    10: "<Q",
-    11: "<q",
-    12: "<d",
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
 }
 _STRING, _ARRAY = 8, 9
 
-_ARCHITECTURES = {"llama": "LlamaForCausalLM"}
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+# Whose files store q and k rows interleaved, for a rotation of neighbouring elements.
+_INTERLEAVED = ("llama",)
 _GLOBAL_NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -50,7 +56,9 @@ _GLOBAL_NAMES = {
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
+    "attn_q_norm": "self_attn.q_norm",
     "attn_k": "self_attn.k_proj",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
@@ -106,20 +114,25 @@ class GgufFile:
         tensor = self.tensors[name]
         count = math.prod(tensor.byte_shape)
         raw = np.frombuffer(self._map, np.uint8, count=count, offset=tensor.start)
-        return dequantize(raw.reshape(tensor.byte_shape), tensor.kind).reshape(tensor.shape)
+        try:
+            return dequantize(raw.reshape(tensor.byte_shape), tensor.kind).reshape(tensor.shape)
+        except NotImplementedError:
+            raise CheckpointError(
+                f"tensor {name!r} in {self.path} has type {tensor.kind.name}, which cannot be read"
+            ) from None
 
     def _parse(self) -> tuple[dict[str, Any], dict[str, _Tensor]]:
         if self._map[:4] != _MAGIC:
             raise CheckpointError(f"{self.path} is no GGUF file: it starts with {self._map[:4]!r}")
         cursor = _Cursor(self._map, 4)
-        version = cursor.scalar("<I")
+        version = cursor.scalar("I")
         if version not in _VERSIONS:
             raise CheckpointError(
                 f"{self.path} has GGUF version {version}; supported: "
                 f"{', '.join(map(str, _VERSIONS))}"
             )
-        num_tensors, num_entries = cursor.scalar("<Q"), cursor.scalar("<Q")
-        metadata = {cursor.string(): cursor.value(cursor.scalar("<I")) for _ in range(num_entries)}
+        num_tensors, num_entries = cursor.scalar("Q"), cursor.scalar("Q")
+        metadata = {cursor.string(): cursor.value(cursor.scalar("I")) for _ in range(num_entries)}
         records = [self._record(cursor) for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", 32)
         start = -(-cursor.position // alignment) * alignment
@@ -130,8 +143,8 @@ class GgufFile:
 
     def _record(self, cursor: _Cursor) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
         name = cursor.string()
-        dimensions = [cursor.scalar("<Q") for _ in range(cursor.scalar("<I"))]
-        number, offset = cursor.scalar("<I"), cursor.scalar("<Q")
+        dimensions = [cursor.scalar("Q") for _ in range(cursor.scalar("I"))]
+        number, offset = cursor.scalar("I"), cursor.scalar("Q")
         try:
             kind = GGMLQuantizationType(number)
         except ValueError:
@@ -142,6 +155,12 @@ class GgufFile:
 
     def _check_extent(self) -> None:
         for name, tensor in self.tensors.items():
+            elements, _ = GGML_QUANT_SIZES[tensor.kind]
+            if not tensor.shape or tensor.shape[-1] % elements:
+                raise CheckpointError(
+                    f"tensor {name!r} in {self.path} has shape {list(tensor.shape)}; "
+                    f"{tensor.kind.name} needs rows in multiples of {elements}"
+                )
             end = tensor.start + math.prod(tensor.byte_shape)
             if end > len(self._map):
                 raise CheckpointError(
@@ -151,32 +170,40 @@ class GgufFile:
 
 
 class _Cursor:
-    """Reads values one after the other."""
+    """Reads little-endian values one after the other."""
 
     def __init__(self, buffer: mmap.mmap, position: int) -> None:
         self._buffer = buffer
         self.position = position
 
-    def scalar(self, layout: str) -> Any:
-        (value,) = struct.unpack_from(layout, self._buffer, self.position)
-        self.position += struct.calcsize(layout)
-        return value
+    def scalar(self, code: str) -> Any:
+        return self._unpack(code)[0]
 
     def string(self) -> str:
-        length = self.scalar("<Q")
-        (raw,) = struct.unpack_from(f"{length}s", self._buffer, self.position)
-        self.position += length
-        return raw.decode("utf-8")
+        return self._unpack(f"{self.scalar('Q')}s")[0].decode("utf-8")
 
     def value(self, kind: int) -> Any:
+        """A metadata value of a type given by its number."""
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
-            inner, count = self.scalar("<I"), self.scalar("<Q")
-            return [self.value(inner) for _ in range(count)]
+            return self._array(self.scalar("I"), self.scalar("Q"))
+        return self.scalar(self._code(kind))
+
+    def _array(self, kind: int, count: int) -> list[Any]:
+        if kind in (_STRING, _ARRAY):
+            return [self.value(kind) for _ in range(count)]
+        return list(self._unpack(f"{count}{self._code(kind)}"))
+
+    def _code(self, kind: int) -> str:
         if kind not in _SCALARS:
-            raise CheckpointError(f"metadata value of the unknown type {kind}")
-        return self.scalar(_SCALARS[kind])
+            raise CheckpointError(f"the file has a metadata value of the unknown type {kind}")
+        return _SCALARS[kind]
+
+    def _unpack(self, codes: str) -> tuple[Any, ...]:
+        values = struct.unpack_from(f"<{codes}", self._buffer, self.position)
+        self.position += struct.calcsize(f"<{codes}")
+        return values
 
 
 class GgufCheckpoint:
@@ -201,6 +228,8 @@ class GgufCheckpoint:
 
     def read(self, name: str) -> np.ndarray:
         tensor = self._file.read(self._names[name])
+        if self._file.metadata["general.architecture"] not in _INTERLEAVED:
+            return tensor
         if ".q_proj." in name:
             return _half_split_rows(tensor, _architecture_key(self._file, "attention.head_count"))
         if ".k_proj." in name:

