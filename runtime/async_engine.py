@@ -114,14 +114,15 @@ class AsyncEngine:
         prepared = await self._prepare(request_id, prompt, params, priority, cache_salt)
         stream = Stream(prepared)
         self._thread.start(stream)
+        finished = False
         try:
-            finished = False
             while not finished:
                 output = await stream.get()
                 finished = output.finished
                 yield output
         finally:
-            self._thread.leave(stream)
+            if not finished:
+                self._thread.leave(stream)
 
     async def abort(self, request_id: str) -> None:
         """End a request: its last output comes with finish_reason "abort".

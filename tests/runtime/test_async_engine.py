@@ -1,0 +1,430 @@
+import asyncio
+import gc
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from paged.runtime import async_engine as async_engine_module
+from paged.runtime.async_engine import AsyncEngine
+from paged.runtime.config import EngineConfig
+from paged.runtime.errors import EngineDead, InvalidRequest
+from paged.runtime.outputs import RequestOutput
+from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
+from tests.runtime.fakes import FakeCore
+from tests.runtime.fakes import engine as fake_engine
+
+CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
+LONG = SamplingParams(max_tokens=150, output_kind=DELTA)
+
+
+@pytest.fixture
+def core() -> FakeCore:
+    return FakeCore(step_time=0.001)
+
+
+@pytest.fixture
+def engine(core: FakeCore, monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncEngine]:
+    engine = make(core, monkeypatch)
+    yield engine
+    engine.shutdown()
+    assert core.closed
+    assert core.live == {}
+
+
+def make(core: FakeCore, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> AsyncEngine:
+    monkeypatch.setattr(
+        async_engine_module, "load_engine", lambda config: fake_engine(core, **changes)
+    )
+    return AsyncEngine()
+
+
+async def collect(engine: AsyncEngine, *arguments: Any, **settings: Any) -> list[RequestOutput]:
+    return [output async for output in engine.generate(*arguments, **settings)]
+
+
+def text(outputs: list[RequestOutput]) -> str:
+    """The first sequence's text of a DELTA stream."""
+    pieces = [each.text for output in outputs for each in output.outputs if each.index == 0]
+    return "".join(pieces)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def nothing_left(engine: AsyncEngine, core: FakeCore) -> bool:
+    thread = engine._thread
+    left = core.live or thread._streams or thread._engine.request_ids
+    return not left and thread._inbox.empty()
+
+
+@pytest.mark.parametrize(
+    ("kind", "last"), [(CUMULATIVE, "abab"), (FINAL_ONLY, "abab"), (DELTA, None)]
+)
+def test_a_stream_ends_with_its_request(engine, kind, last):
+    params = SamplingParams(max_tokens=4, output_kind=kind)
+    outputs = asyncio.run(collect(engine, "ab", params, "r"))
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    assert outputs[-1].request_id == "r"
+    if last is None:
+        assert text(outputs) == "abab"
+    else:
+        assert outputs[-1].outputs[0].text == last
+    assert len(outputs) == 1 or kind is not FINAL_ONLY
+
+
+def test_defaults(engine):
+    outputs = asyncio.run(collect(engine, "ab"))
+    assert outputs[-1].outputs[0].text == "ab" * 8
+    assert engine.default_sampling_params == SamplingParams(max_tokens=16)
+    assert engine.max_model_len == 200
+    assert engine.tokenizer is not None
+    assert engine.config == EngineConfig()
+    assert (engine.is_running, engine.errored, engine.dead_error) == (True, False, None)
+
+
+def test_from_config(core, monkeypatch):
+    make(core, monkeypatch).shutdown()
+    config = EngineConfig(model="m", block_size=32)
+    engine = AsyncEngine.from_config(config)
+    assert engine.config == config
+    engine.shutdown()
+
+
+def test_many_requests_run_together(engine, core):
+    async def run() -> list[list[RequestOutput]]:
+        params = SamplingParams(max_tokens=20, output_kind=DELTA)
+        return await asyncio.gather(*(collect(engine, chr(97 + i), params) for i in range(20)))
+
+    results = asyncio.run(run())
+    assert [text(outputs) for outputs in results] == [chr(97 + i) * 20 for i in range(20)]
+    assert core.num_steps < 60
+
+
+def test_invalid_requests_fail_before_their_first_output(engine, core):
+    for prompt, params in (("", None), ("a", SamplingParams(logprobs=9)), ([10**9], None)):
+        with pytest.raises(InvalidRequest):
+            asyncio.run(collect(engine, prompt, params))
+    assert nothing_left(engine, core)
+
+
+def test_an_id_in_use_is_refused_and_its_owner_lives_on(engine):
+    async def run() -> str:
+        first = engine.generate("ab", LONG, "same")
+        outputs = [await anext(first)]
+        with pytest.raises(InvalidRequest) as caught:
+            await collect(engine, "cd", LONG, "same")
+        assert caught.value.param == "request_id"
+        outputs += [output async for output in first]
+        await collect(engine, "cd", LONG, "same")
+        return text(outputs)
+
+    assert asyncio.run(run()) == "ab" * 75
+
+
+async def leave_by_break(engine: AsyncEngine) -> None:
+    async for _ in engine.generate("ab", LONG):
+        break
+
+
+async def leave_by_closing(engine: AsyncEngine) -> None:
+    async with aclosing(engine.generate("ab", LONG)) as stream:
+        await anext(stream)
+
+
+async def leave_by_error(engine: AsyncEngine) -> None:
+    async def consume() -> None:
+        async for _ in engine.generate("ab", LONG):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await consume()
+
+
+async def leave_by_cancellation(engine: AsyncEngine) -> None:
+    task = asyncio.create_task(collect(engine, "ab", LONG))
+    await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def leave_by_timeout(engine: AsyncEngine) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.02):
+            await collect(engine, "ab", LONG)
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [leave_by_break, leave_by_closing, leave_by_error, leave_by_cancellation, leave_by_timeout],
+)
+def test_leaving_aborts_within_a_step(engine, core, leave):
+    async def run() -> None:
+        await leave(engine)
+        await asyncio.sleep(0)  # a generator that was dropped is closed by the loop
+        steps = core.num_steps
+        await until(lambda: core.aborted)
+        assert core.num_steps <= steps + 2
+        await until(lambda: nothing_left(engine, core))
+
+    asyncio.run(run())
+
+
+def test_abort_ends_the_stream(engine, core):
+    async def run() -> list[RequestOutput]:
+        task = asyncio.create_task(collect(engine, "ab", LONG, "r"))
+        await until(lambda: core.live)
+        await engine.abort("r")
+        assert core.live == {}
+        await engine.abort("r")
+        await engine.abort("never was")
+        return await task
+
+    outputs = asyncio.run(run())
+    assert outputs[-1].finished
+    assert outputs[-1].outputs[0].finish_reason == "abort"
+
+
+def test_a_stop_string_aborts_its_sequence(engine, core):
+    params = SamplingParams(max_tokens=9, stop="cab", n=2)
+    outputs = asyncio.run(collect(engine, "abc", params, "r"))
+    assert [each.text for each in outputs[-1].outputs] == ["ab", "b"]
+    assert {each.stop_reason for each in outputs[-1].outputs} == {"cab"}
+    assert sorted(core.aborted) == [("r", 0), ("r", 1)]
+
+
+@pytest.mark.parametrize("kind", RequestOutputKind)
+def test_a_slow_consumer_delays_nobody_and_loses_nothing(engine, core, kind):
+    params = SamplingParams(max_tokens=150, output_kind=kind, n=2, logprobs=1)
+
+    async def run() -> list[RequestOutput]:
+        outputs = []
+        async for output in engine.generate("abc", params):
+            outputs.append(output)
+            quick = await collect(engine, "x" * 10, SamplingParams(max_tokens=10))
+            assert quick[-1].outputs[0].text == "x" * 10
+            await until(lambda: not core.live)
+        return outputs
+
+    outputs = asyncio.run(run())
+    assert len(outputs) <= 2
+    for index, expected in enumerate(["abc" * 50, "bca" * 50]):
+        mine = [each for output in outputs for each in output.outputs if each.index == index]
+        mine = mine if kind is DELTA else mine[-1:]
+        assert "".join(each.text for each in mine) == expected
+        assert sum(len(each.token_ids) for each in mine) == 150
+        assert sum(len(each.logprobs or ()) for each in mine) == 150
+        assert mine[-1].cumulative_logprob == -300.0
+
+
+def test_an_idle_engine_sleeps(engine, core):
+    asyncio.run(collect(engine, "ab", LONG))
+    steps, cpu = core.num_steps, time.process_time()
+    time.sleep(0.3)
+    assert core.num_steps == steps
+    assert time.process_time() - cpu < 0.05
+
+
+def test_several_event_loops(engine):
+    results: dict[int, str] = {}
+
+    def work(number: int) -> None:
+        outputs = asyncio.run(collect(engine, chr(97 + number), LONG))
+        results[number] = text(outputs)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {number: chr(97 + number) * 150 for number in range(4)}
+
+
+def test_a_closed_event_loop_takes_its_requests_along(engine, core):
+    loop = asyncio.new_event_loop()
+    stream = engine.generate("ab", LONG)
+    loop.run_until_complete(anext(stream))
+    loop.close()
+    asyncio.run(until(lambda: nothing_left(engine, core)))
+    assert core.aborted
+    assert asyncio.run(collect(engine, "ab"))[-1].finished
+
+
+def test_death_reaches_everyone(core, monkeypatch):
+    core.dies_at = 10
+    engine = make(core, monkeypatch)
+
+    async def run() -> list[Any]:
+        requests = [collect(engine, "ab", LONG) for _ in range(5)]
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    for outputs in asyncio.run(run()):
+        assert outputs[-1].finished
+        assert outputs[-1].outputs[0].finish_reason == "error"
+        assert outputs[-1].outputs[0].error == "the device fell off"
+    asyncio.run(until(lambda: engine.errored))
+    check_dead(engine, "the device fell off")
+    assert isinstance(engine.dead_error, EngineDead)
+    engine.shutdown()
+
+
+def test_an_unexpected_failure_kills_too(core, monkeypatch, caplog):
+    def fail() -> None:
+        if core.num_steps == 5:
+            raise ZeroDivisionError("oh")
+
+    core.on_step = fail
+    engine = make(core, monkeypatch)
+
+    async def run() -> list[Any]:
+        requests = [collect(engine, "ab", LONG) for _ in range(5)]
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    for error in asyncio.run(run()):
+        assert isinstance(error, EngineDead)
+        assert str(error) == "the engine stopped: ZeroDivisionError: oh"
+    check_dead(engine, "ZeroDivisionError")
+    assert engine.errored
+    assert "The engine's thread failed" in caplog.text
+    engine.shutdown()
+    assert core.closed
+
+
+def check_dead(engine: AsyncEngine, reason: str) -> None:
+    assert not engine.is_running
+    with pytest.raises(EngineDead, match=reason):
+        asyncio.run(collect(engine, "ab"))
+    with pytest.raises(EngineDead, match=reason):
+        asyncio.run(engine.reset_prefix_cache())
+    asyncio.run(engine.abort("r"))
+    assert engine.stats() is not None
+
+
+def test_shutdown_ends_running_requests(core, monkeypatch):
+    engine = make(core, monkeypatch)
+
+    async def run() -> list[list[RequestOutput]]:
+        tasks = [asyncio.create_task(collect(engine, "ab", LONG)) for _ in range(3)]
+        await until(lambda: len(core.live) == 3)
+        engine.shutdown()
+        engine.shutdown()
+        return await asyncio.gather(*tasks)
+
+    for outputs in asyncio.run(run()):
+        assert outputs[-1].finished
+        assert outputs[-1].outputs[0].finish_reason == "abort"
+    check_dead(engine, "shut down")
+    assert (engine.errored, engine.dead_error) == (False, None)
+    assert core.closed
+
+
+def test_a_forgotten_engine_shuts_down(core, monkeypatch):
+    engine = make(core, monkeypatch)
+    thread = engine._thread._thread
+    del engine
+    gc.collect()
+    thread.join(timeout=5)
+    assert not thread.is_alive()
+    assert core.closed
+
+
+def test_calls_between_steps(engine, core):
+    assert asyncio.run(engine.reset_prefix_cache()) is True
+
+    async def run() -> bool:
+        async with aclosing(engine.generate("ab", LONG)) as stream:
+            await anext(stream)
+            assert engine.stats().num_running == 1
+            return await engine.reset_prefix_cache()
+
+    assert asyncio.run(run()) is False
+
+
+def test_a_call_cancelled_in_the_inbox_harms_nobody(engine, core):
+    core.step_time = 0.05
+
+    async def run() -> None:
+        task = asyncio.create_task(collect(engine, "ab", SamplingParams(max_tokens=4)))
+        await until(lambda: core.num_steps)
+        for call in (engine.reset_prefix_cache(), engine.abort("other")):
+            waiter = asyncio.ensure_future(call)
+            await asyncio.sleep(0)
+            waiter.cancel()
+        assert (await task)[-1].finished
+
+    asyncio.run(run())
+    assert engine.is_running
+
+
+def test_long_prompts_leave_the_event_loop_free(core, monkeypatch):
+    engine = make(core, monkeypatch, max_model_len=10**6)
+    threads = set()
+    prepare = type(engine._front).prepare
+
+    def spy(self: Any, *arguments: Any, **settings: Any) -> Any:
+        threads.add(threading.current_thread())
+        return prepare(self, *arguments, **settings)
+
+    monkeypatch.setattr(type(engine._front), "prepare", spy)
+    for prompt in ("x" * 20_000, {"prompt": "x" * 20_000}):
+        outputs = asyncio.run(collect(engine, prompt, SamplingParams(max_tokens=1)))
+        assert len(outputs[-1].prompt_token_ids) == 20_000
+    assert threading.main_thread() not in threads
+    engine.shutdown()
+
+
+async def fickle(engine: AsyncEngine, number: int, chance: random.Random) -> str:
+    """Run one request to one of the ends that requests come to."""
+    kind = chance.choice(list(RequestOutputKind))
+    n = chance.choice([1, 1, 3])
+    params = SamplingParams(
+        max_tokens=chance.randint(1, 60), output_kind=kind, n=n, stop=chance.choice([None, "ccc"])
+    )
+    prompt, fate = (
+        chance.choice(["ab", "abccc"]),
+        chance.choice(["end", "break", "abort", "cancel"]),
+    )
+    request_id = str(number)
+    if fate == "break":
+        async with aclosing(engine.generate(prompt, params, request_id)) as stream:
+            async for _ in stream:
+                if chance.random() < 0.3:
+                    break
+        return fate
+    task = asyncio.create_task(collect(engine, prompt, params, request_id))
+    if fate != "end":
+        await asyncio.sleep(chance.random() * 0.05)
+    if fate == "abort":
+        await engine.abort(request_id)
+    if fate == "cancel":
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return fate
+    outputs = await task
+    assert outputs[-1].finished or fate == "abort"
+    return fate
+
+
+def test_two_hundred_fickle_requests_leave_nothing_behind(core, monkeypatch):
+    core.step_time = 0.0005
+    engine = make(core, monkeypatch)
+
+    async def run() -> list[str]:
+        chances = [random.Random(number) for number in range(200)]
+        requests = [fickle(engine, number, chance) for number, chance in enumerate(chances)]
+        fates = await asyncio.gather(*requests)
+        await until(lambda: nothing_left(engine, core))
+        return fates
+
+    fates = asyncio.run(run())
+    assert set(fates) == {"end", "break", "abort", "cancel"}
+    assert engine.is_running
+    engine.shutdown()
