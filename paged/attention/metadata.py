@@ -67,7 +67,7 @@ def attention_metadata(
     query_end = jnp.cumsum(query_len)
     query_start = query_end - query_len
     token = jnp.arange(num_tokens, dtype=jnp.int32)
-    row = jnp.minimum(jnp.searchsorted(query_end, token, side="right"), num_rows - 1)
+    row = jnp.minimum(first_beyond(query_end, token), num_rows - 1)
     is_token = token < query_end[-1]
     positions = jnp.where(is_token, context_len[row] + token - query_start[row], 0)
     page = page_tables[slots[row], positions // page_size]
@@ -78,7 +78,7 @@ def attention_metadata(
     tiles = jnp.where(query_len > 1, -(-query_len // tile_size), 0)
     tile_end = jnp.cumsum(tiles)
     tile = jnp.arange(num_tokens // tile_size + num_rows, dtype=jnp.int32)
-    tile_row = jnp.minimum(jnp.searchsorted(tile_end, tile, side="right"), num_rows - 1)
+    tile_row = jnp.minimum(first_beyond(tile_end, tile), num_rows - 1)
     tile_start = (tile - (tile_end - tiles)[tile_row]) * tile_size
     return AttentionMetadata(
         page_tables=page_tables,
@@ -95,3 +95,12 @@ def attention_metadata(
         decode_only=decode_only,
         backend=backend,
     )
+
+
+def first_beyond(ends: jax.Array, values: jax.Array) -> jax.Array:
+    """For each of `values`, the index of the first of the rising `ends` that is greater.
+
+    Compares all with all: the binary search would be a loop, whose every turn a GPU must report
+    back to the host.
+    """
+    return jnp.searchsorted(ends, values, side="right", method="compare_all")

@@ -73,7 +73,8 @@ def prefill_attention(
         queries = queries.reshape(1, size, kv_heads, num_heads // kv_heads, head_dim)
         queries = queries.transpose(0, 2, 3, 1, 4)
         first_position = meta.context_len[row] + start
-        position = first_position + jnp.arange(size, dtype=jnp.int32)[None]
+        seen = meta.context_len[row] + jnp.minimum(start + size, meta.query_len[row])
+        position = jnp.minimum(first_position + jnp.arange(size, dtype=jnp.int32), seen - 1)[None]
         table = meta.page_tables[meta.slots[row]][None]
 
         def step(span: jax.Array, running: Running) -> Running:
@@ -90,7 +91,6 @@ def prefill_attention(
                 soft_cap=soft_cap,
             )
 
-        seen = meta.context_len[row] + jnp.minimum(start + size, meta.query_len[row])
         first = 0 if window is None else jnp.maximum(first_position - window + 1, 0) // SPAN
         done = _finish(lax.fori_loop(first, -(-seen // SPAN), step, _start(queries)))
         done = done.transpose(0, 3, 1, 2, 4).reshape(size, num_heads, head_dim)
@@ -151,6 +151,8 @@ def _attend(
     visible = key_position <= position[..., None]
     if window is not None:
         visible &= key_position > position[..., None] - window
+    # A page holds what its last owner left beyond the row's end, and zero times NaN is NaN.
+    v = jnp.where(visible.any(axis=1)[:, None, :, None], v, 0)
     visible = visible[:, None, None]
     scores = jnp.where(visible, scores, _MASKED)
     new_maximum = jnp.maximum(maximum, scores.max(axis=-1))

@@ -18,7 +18,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from paged.attention.metadata import AttentionMetadata
+from paged.attention.metadata import AttentionMetadata, first_beyond
 from paged.attention.triton import spans
 from paged.attention.triton.spans import Ref, Spec
 
@@ -118,7 +118,7 @@ def _work_list(lengths: jax.Array, window: int | None, max_parts: int, span: int
     parts = pl.cdiv(num_spans, spans_each)
     last = jnp.cumsum(parts)
     item = jnp.arange(lengths.shape[0] + max_parts, dtype=jnp.int32)
-    row = jnp.searchsorted(last, item, side="right", method="compare_all")
+    row = first_beyond(last, item)
     exists = row < lengths.shape[0]
     row = jnp.where(exists, row, 0)
     size = spans_each[row] * span
