@@ -20,11 +20,10 @@ from paged.http.completions import completions
 from paged.http.engine import Engine
 from paged.http.errors import ApiError, handle_error
 from paged.http.metrics import CountRequests, Metrics
+from paged.http.options import ServeOptions
 from paged.http.protocol import ModelCard, ModelList
 from paged.http.service import Service, service_of
 from paged.runtime.errors import EngineDead, InvalidRequest
-
-MAX_BODY_SIZE = 32 * 1024**2
 
 
 def create_app(
@@ -32,7 +31,7 @@ def create_app(
     model_names: Sequence[str],
     *,
     api_keys: Sequence[str] = (),
-    max_body_size: int = MAX_BODY_SIZE,
+    max_body_size: int = ServeOptions.max_body_size,
     chat_template: str | None = None,
     log_requests: bool = False,
 ) -> Starlette:

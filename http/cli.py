@@ -1,0 +1,211 @@
+"""The command line: `paged serve`, `generate`, `chat`, `bench`.
+
+Arguments are parsed before JAX or transformers are imported, so that help and mistakes are instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+import paged
+from paged.http.flags import add_flags
+from paged.http.options import SamplingOptions, ServeOptions
+from paged.runtime.config import EngineConfig
+from paged.runtime.errors import ConfigError, EngineDead
+
+# Flags of other engines, or of stories about them, and what to use here.
+_HINTS = {
+    "--batch-idle-timeout": "there is no idle timeout: every step takes whoever is waiting",
+    "--batch-size": "did you mean --max-num-seqs?",
+    "--enable-long-tail-optimization": "there is no such thing; see --long-prefill-token-threshold",
+    "--enforce-eager": "every step is compiled ahead; drop it",
+    "--max-batch-size": "did you mean --max-num-seqs?",
+    "--max-batch-total-tokens": "did you mean --max-num-batched-tokens?",
+    "--max-num-batches": "did you mean --max-num-seqs or --max-num-batched-tokens?",
+    "--num-gpu-blocks-util": "did you mean --gpu-memory-utilization?",
+    "--quantization": "not supported yet",
+    "--tensor-parallel-size": "not supported yet: one GPU per server",
+    "--trust-remote-code": "a model's own code is never run; drop it",
+}
+_FLAG = re.compile(r"--[a-z][\w-]*")
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line for a mistake, a suggestion for an unknown flag, and values from a file."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(allow_abbrev=False, **how)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        args = list(args or ())
+        values = _config_file(args) if _CONFIG_FLAG in self.format_help() else None
+        if values:
+            # What the namespace holds already is overridden by the command line.
+            namespace, unknown = super().parse_known_args(values, namespace)
+            self._refuse(unknown)
+        namespace, unknown = super().parse_known_args(args, namespace)
+        self._refuse(unknown)
+        return namespace, unknown
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+    def _refuse(self, unknown: Sequence[str]) -> None:
+        if unknown:
+            self.error(f"unknown {_explained(unknown[0], _FLAG.findall(self.format_help()))}")
+
+
+_CONFIG_FLAG = "--config"
+
+
+def _explained(argument: str, known: Sequence[str]) -> str:
+    """An argument that is not known, with what may have been meant."""
+    if not argument.startswith("-"):
+        return f"argument {argument!r}"
+    name = argument.partition("=")[0]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = _HINTS.get(name) or (f"did you mean {close[0]}?" if close else None)
+    return f"flag {name}" + (f": {hint}" if hint else "")
+
+
+def _config_file(args: Sequence[str]) -> list[str]:
+    """The flags that `--config FILE` stands for."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    finder.add_argument(_CONFIG_FLAG)
+    try:
+        path = finder.parse_known_args(args)[0].config
+    except argparse.ArgumentError:  # no file after the flag, which the real parser will say
+        return []
+    return [] if path is None else _flags_of(_read_yaml(Path(path)))
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config {path}: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"--config {path}: must hold one 'flag: value' per line")
+    return values
+
+
+def _flags_of(values: dict[str, Any]) -> list[str]:
+    flags: list[str] = []
+    for name, value in values.items():
+        flag = f"--{str(name).replace('_', '-')}"
+        if isinstance(value, bool):
+            flags.append(flag if value else f"--no-{flag[2:]}")
+        elif isinstance(value, list):
+            flags += [flag, *map(str, value)]
+        elif value is not None:
+            flags.append(f"{flag}={value}")
+    return flags
+
+
+@dataclass(frozen=True)
+class _Command:
+    """A word after `paged`; `run` is "module:function", imported when it is wanted."""
+
+    help: str
+    run: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """The model, as an argument or a flag, and every other field of `EngineConfig`."""
+    parser.usage = "%(prog)s [MODEL] [flags]"
+    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="same as --model")
+    parser.add_argument(_CONFIG_FLAG, metavar="FILE", help="YAML file with more flags")
+    add_flags(parser, EngineConfig, "engine")
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, ServeOptions, "server")
+    parser.add_argument("--disable-log-requests", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--swap-space", help=argparse.SUPPRESS)
+    add_engine_flags(parser)
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompt", nargs="+", metavar="TEXT", help="default: standard input")
+    add_flags(parser, SamplingOptions, "sampling")
+    add_engine_flags(parser)
+
+
+def _add_chat(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--system-prompt", metavar="TEXT", help="what the model is told first")
+    add_flags(parser, SamplingOptions, "sampling")
+    add_engine_flags(parser)
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    from paged.runtime.bench.arguments import add_arguments
+
+    add_arguments(parser, add_engine_flags)
+
+
+_COMMANDS = {
+    "serve": _Command("serve a model over the OpenAI API", "paged.http.serve:run", _add_serve),
+    "generate": _Command("continue prompts", "paged.http.terminal:generate", _add_generate),
+    "chat": _Command("talk to a model", "paged.http.terminal:chat", _add_chat),
+    "bench": _Command("measure speed", "paged.runtime.bench.arguments:run", _add_bench),
+}
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments of the command that `argv` begins with; exits with a line for a mistake."""
+    argv = [_with_dashes(arg) for arg in argv]
+    parser = _Parser(prog="paged", description="LLM inference and serving over a paged KV cache.")
+    parser.add_argument("--version", action="version", version=f"paged {paged.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in _COMMANDS.items():
+        subparser = commands.add_parser(name, help=command.help)
+        if argv[:1] == [name]:
+            command.add_arguments(subparser)
+    args = parser.parse_args(argv)
+    if "model_argument" in args:
+        args.model = _only_model(args, argv)
+    return args
+
+
+def _with_dashes(arg: str) -> str:
+    """Flags may be written with underscores."""
+    if not arg.startswith("--"):
+        return arg
+    name, equals, value = arg.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _only_model(args: argparse.Namespace, argv: Sequence[str]) -> str | None:
+    named = [arg for arg in argv if arg == "--model" or arg.startswith("--model=")]
+    if len(named) + (args.model_argument is not None) > 1:
+        raise ConfigError("One server serves one model; start another on a --port of its own")
+    model: str | None = args.model_argument or args.model
+    return model
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status: 2 for what the caller can put right."""
+    try:
+        args = parse(sys.argv[1:] if argv is None else argv)
+        module, _, function = _COMMANDS[args.command].run.partition(":")
+        status: int = getattr(import_module(module), function)(args)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        # What Paged raises itself is written for its user; the rest is a bug and shows where.
+        if not type(error).__module__.startswith("paged."):
+            raise
+        sys.stderr.write(f"paged: error: {error}\n")
+        return 1 if isinstance(error, EngineDead) else 2
+    return status

@@ -1,0 +1,94 @@
+"""Command-line flags from dataclasses: each is declared once, as a field with its help.
+
+Importing this is cheap: a command line must be understood before anything heavy is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, Field, field, fields
+from decimal import Decimal
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+_SUFFIXES = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
+_SIZE = re.compile(r"(?P<number>-?\d+(?:\.\d+)?)(?P<suffix>[kKmMgG]?)")
+
+
+def option(default: Any, help: str) -> Any:
+    """A field of a dataclass that becomes a flag."""
+    return field(default=default, metadata={"help": help})
+
+
+def add_flags(parser: argparse.ArgumentParser, config: type[Any], title: str) -> None:
+    """One flag for each field, in a group of its own."""
+    group = parser.add_argument_group(title)
+    hints = get_type_hints(config)
+    for each in fields(config):
+        action = group.add_argument(
+            _flag_name(each), dest=each.name, **_how(each, hints[each.name])
+        )
+        action.help = _help(each)
+
+
+def read_flags[T](config: type[T], args: argparse.Namespace) -> T:
+    """The dataclass that parsed flags describe."""
+    return config(**{each.name: getattr(args, each.name) for each in fields(config)})  # type: ignore[arg-type]
+
+
+def size(text: str) -> int:
+    """A whole number, perhaps with a suffix: 1k is 1,000 and 1K is 1,024; likewise m, M, g, G."""
+    match = _SIZE.fullmatch(text)
+    value = Decimal(match["number"]) * _SUFFIXES[match["suffix"]] if match else Decimal("NaN")
+    if value != value.to_integral_value():
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number such as 4096, 4k (4,000) or 4K (4,096), got {text!r}"
+        )
+    return int(value)
+
+
+def _size_or_auto(text: str) -> int:
+    return -1 if text == "auto" else size(text)
+
+
+def _flag_name(each: Field[Any]) -> str:
+    name: str = each.metadata.get("flag") or each.name
+    return f"--{name.replace('_', '-')}"
+
+
+def _help(each: Field[Any]) -> str:
+    text = each.metadata["help"].replace("%", "%%")
+    shown = each.default not in (None, (), "", MISSING)
+    return f"{text} (default: {_as_typed(each.default)})" if shown else text
+
+
+def _as_typed(value: Any) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def _how(each: Field[Any], hint: Any) -> dict[str, Any]:
+    """What `add_argument` must know of a field of this type."""
+    kind = _without_none(hint)
+    if kind is bool:
+        return {"default": each.default, "action": argparse.BooleanOptionalAction}
+    metavar = each.name.rpartition("_")[2].upper()
+    if get_origin(kind) is Literal:
+        return {"default": each.default, "choices": get_args(kind)}
+    if get_origin(kind) is tuple:
+        return {"default": each.default, "nargs": "+", "metavar": metavar}
+    return {"default": each.default, "type": _reader(each.name, kind), "metavar": metavar}
+
+
+def _reader(name: str, kind: type) -> Callable[[str], Any]:
+    if name == "max_model_len":
+        return _size_or_auto
+    readers: dict[type, Callable[[str], Any]] = {int: size, float: float, str: str}
+    return readers[kind]
+
+
+def _without_none(hint: Any) -> Any:
+    if isinstance(hint, UnionType):
+        [hint] = [kind for kind in get_args(hint) if kind is not NoneType]
+    return hint

@@ -1,0 +1,54 @@
+"""Flags of the commands, beside the engine's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from paged.http.flags import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """What `paged serve` is told about the door rather than the engine."""
+
+    host: str = option("0.0.0.0", "Address to listen on; 127.0.0.1 for this machine only.")
+    port: int = option(8000, "Port to listen on; 0 for any free one.")
+    served_model_name: tuple[str, ...] = option(
+        (), "Names that requests may use, replies carrying the first; default the model's."
+    )
+    api_key: tuple[str, ...] = option(
+        (),
+        "Keys, any of which a request must bring; default that in PAGED_API_KEY, "
+        "without which everyone is admitted.",
+    )
+    chat_template: str | None = option(
+        None, "Chat template in place of the model's: a file, or the template itself."
+    )
+    max_body_size: int = option(32 * 2**20, "Bytes of a request body at most.")
+    shutdown_timeout: float = option(
+        30.0, "Seconds that running requests get to finish when the server is stopped."
+    )
+    uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug"] = option(
+        "info", "Least level that is logged."
+    )
+    enable_log_requests: bool = option(False, "Log each request's parameters, never its text.")
+    disable_log_stats: bool = option(False, "Do not log statistics every 10 seconds.")
+    disable_uvicorn_access_log: bool = option(False, "Do not log each HTTP request.")
+    disable_access_log_for_endpoints: str | None = option(
+        None, "Paths that the log of HTTP requests leaves out, as /health,/metrics."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How `paged generate` and `paged chat` choose tokens; the default is what the model says."""
+
+    max_tokens: int | None = option(None, "Tokens to generate at most.")
+    temperature: float | None = option(None, "0 for the most likely token every time.")
+    top_p: float | None = option(None, "Keep the likeliest tokens up to this probability.")
+    top_k: int | None = option(None, "Keep this many of the likeliest tokens.")
+    min_p: float | None = option(None, "Drop tokens below this share of the likeliest one.")
+    repetition_penalty: float | None = option(None, "Above 1 to repeat less.")
+    seed: int | None = option(None, "Makes the answer reproducible.")
+    stop: tuple[str, ...] = option((), "Texts that end the answer.")

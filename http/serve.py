@@ -1,0 +1,179 @@
+"""`paged serve`: an engine, the application in front of it, and their life from bind to drain."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from starlette.applications import Starlette
+
+from paged.http.app import create_app
+from paged.http.engine import Engine
+from paged.http.flags import read_flags
+from paged.http.logs import configure_logging, leave_out
+from paged.http.options import ServeOptions
+from paged.http.service import Service
+from paged.http.stats import log_stats
+from paged.runtime.async_engine import AsyncEngine
+from paged.runtime.config import EngineConfig
+from paged.runtime.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+DEMO_MODEL_NAME = "SmolLM2-135M-Instruct"
+# Proxies keep idle connections for 60 s; the one who closes first must not be the server.
+_KEEP_ALIVE = 75
+# What aborted requests get to say so before their connections are cut.
+_LAST_WORDS = 5
+_WATCH_INTERVAL = 1.0
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop; returns the exit status, 1 if the engine died."""
+    options = read_flags(ServeOptions, args)
+    config = read_flags(EngineConfig, args)
+    configure_logging(options.uvicorn_log_level)
+    _note_ignored(args)
+    chat_template = _chat_template(options)
+    # Before the model is loaded: minutes later is late to hear that the port is taken.
+    with _bind(options.host, options.port) as listener:
+        engine = AsyncEngine.from_config(config)
+        try:
+            app = create_app(
+                engine,
+                options.served_model_name or (config.model or DEMO_MODEL_NAME,),
+                api_keys=options.api_key or tuple(filter(None, [os.getenv("PAGED_API_KEY")])),
+                max_body_size=options.max_body_size,
+                chat_template=chat_template,
+                log_requests=options.enable_log_requests,
+            )
+            return serve(app, listener, options)
+        finally:
+            engine.shutdown()
+
+
+def serve(app: Starlette, listener: socket.socket, options: ServeOptions) -> int:
+    """Run the application on a bound socket; returns the exit status."""
+    if options.disable_access_log_for_endpoints:
+        leave_out(options.disable_access_log_for_endpoints)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level=options.uvicorn_log_level,
+        access_log=not options.disable_uvicorn_access_log,
+        timeout_keep_alive=_KEEP_ALIVE,
+        timeout_graceful_shutdown=int(options.shutdown_timeout) + _LAST_WORDS,
+        lifespan="off",
+    )
+    server = _Server(config, app, options)
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        return runner.run(_serve(server, listener))
+
+
+async def _serve(server: _Server, listener: socket.socket) -> int:
+    engine = server.engine
+    watchers = [asyncio.create_task(_stop_when_dead(server))]
+    if not server.options.disable_log_stats:
+        watchers.append(asyncio.create_task(log_stats(engine)))
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        for watcher in watchers:
+            watcher.cancel()
+    return 1 if engine.errored else 0
+
+
+async def _stop_when_dead(server: _Server) -> None:
+    """A dead engine does not come back: leave, so that a supervisor starts another process."""
+    while not server.engine.errored:
+        await asyncio.sleep(_WATCH_INTERVAL)
+    logger.critical("The engine has stopped; shutting down")
+    server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """Drains on the first signal, leaves on the second.
+
+    Draining: no new connections; running requests finish, or are aborted when their time is up.
+    """
+
+    def __init__(self, config: uvicorn.Config, app: Starlette, options: ServeOptions) -> None:
+        super().__init__(config)
+        self.service: Service = app.state.service
+        self.options = options
+
+    @property
+    def engine(self) -> Engine:
+        return self.service.engine
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The handler of SIGINT and SIGTERM."""
+        if self.should_exit:
+            os._exit(128 + sig)
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        assert sockets
+        url = _url(sockets[0])
+        sys.stdout.write(f"Ready: {self.service.model_name} at {url}/v1\n")
+        sys.stdout.flush()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        num_running = len(self.service.running)
+        logger.info(
+            "Finishing %d requests, for %g s at most", num_running, self.options.shutdown_timeout
+        )
+        deadline = asyncio.create_task(self._abort_in_time())
+        await super().shutdown(sockets)
+        deadline.cancel()
+
+    async def _abort_in_time(self) -> None:
+        await asyncio.sleep(self.options.shutdown_timeout)
+        for request_id in list(self.service.running):
+            await self.engine.abort(request_id)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket that does not listen yet: until the server is ready, connections are refused."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise ConfigError(f"Cannot listen on {host} port {port}: {error}") from error
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    """Where a client on this machine finds the server."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _chat_template(options: ServeOptions) -> str | None:
+    """The template's text, given itself or as the name of a file."""
+    given = options.chat_template
+    if given is None or "{" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {given}: {error}") from error
+
+
+def _note_ignored(args: argparse.Namespace) -> None:
+    if args.swap_space is not None:
+        logger.warning("--swap-space has no effect: preempted sequences are computed again")
+    if args.disable_log_requests:
+        logger.warning("--disable-log-requests has no effect: requests are not logged by default")
