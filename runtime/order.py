@@ -92,11 +92,10 @@ class WaitingLine(Line):
             super().remove(sequence)
 
     def release_forks(self, parent: Sequence) -> None:
-        """Let the forks join the line: the parent's prompt is scheduled, or will not be soon."""
+        """Let the forks join the line: the parent's prompt is scheduled, or never will be."""
         for fork in self._forks.pop(parent.sequence_id, ()):
             super().add(fork)
 
 
 def _prompt_to_come(parent: Sequence) -> bool:
-    running = parent.status is Status.RUNNING
-    return parent.status is Status.WAITING or (running and parent.num_computed < len(parent.prompt))
+    return not parent.finished and parent.num_computed < len(parent.prompt)

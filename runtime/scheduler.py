@@ -35,6 +35,11 @@ class SchedulerConfig:
         policy: the order of service, see `paged.runtime.order`.
         enable_chunked_prefill: whether a prompt may be spread over steps.
         long_prefill_token_threshold: tokens of one prompt in a step at most; 0 for no limit.
+        growth_steps: for how many steps of decoding an admission leaves pages to those that run
+            already. With none, a newcomer to a full pool is soon preempted for their next pages.
+            As `benchmarks/kv_waste.py` measures it in 2,000 (5,000) pages, 16 % (11 %) of the
+            tokens computed had been computed before; room for 8 steps makes that 2.4 % (0.03 %),
+            for 1.1 % more steps.
     """
 
     max_num_seqs: int
@@ -43,6 +48,7 @@ class SchedulerConfig:
     policy: Literal["fcfs", "priority"] = "fcfs"
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
+    growth_steps: int = 8
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_num_seqs <= self.max_num_batched_tokens:
@@ -251,9 +257,9 @@ class Scheduler:
                 budget = draft.budget - (len(self._running) - index - 1)
                 length = self._chunk_length(num_left, budget)
                 self._add_row(draft, sequence, length, samples=length == num_left)
-            elif sequence.num_computed < len(sequence.page_table) * page_size or self._add_page(
-                draft, sequence
-            ):
+                continue
+            capacity = len(sequence.page_table) * page_size
+            if sequence.num_computed < capacity or self._add_page(draft, sequence):
                 self._add_row(draft, sequence, 1, samples=True)
         return self.num_preemptions > num_preemptions
 
@@ -284,7 +290,7 @@ class Scheduler:
         return True
 
     def _admit(self, draft: _Draft, sequence: Sequence) -> bool:
-        """Give the sequence a slot and pages for all its known tokens, if there is room."""
+        """Give the sequence a slot and pages for all its known tokens, if that leaves some over."""
         if sequence.num_pending:
             return False  # preempted, and its newest tokens are still on the way
         prefix = self._find_prefix(draft, sequence)
@@ -294,7 +300,8 @@ class Scheduler:
         num_shared = prefix.num_tokens // self.pool.page_size
         shared, copied = prefix.pages[:num_shared], prefix.pages[num_shared:]
         num_own = self._num_pages(sequence.num_tokens) - num_shared
-        if not length or not self.pool.can_allocate(num_own, shared):
+        num_spare = len(self._running) * self.config.growth_steps // self.pool.page_size
+        if not length or not self.pool.can_allocate(num_own + num_spare, shared):
             return False
         self._waiting.remove(sequence)
         self._running.add(sequence)
@@ -375,7 +382,6 @@ class Scheduler:
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         self._waiting.add(sequence)
-        self._waiting.release_forks(sequence)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.status is Status.RUNNING:

@@ -1,5 +1,7 @@
 """What the scheduler decides: batching, running ahead, ends of sequences, aborts, limits."""
 
+from typing import Any
+
 import pytest
 
 from paged.pool import PagePool
@@ -11,12 +13,16 @@ from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits, Statu
 TOKEN = 7
 
 
-def make_scheduler(num_pages: int = 64, page_size: int = 4, **changes) -> Scheduler:
-    settings = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 64} | changes
+def make_scheduler(num_pages: int = 64, page_size: int = 4, **changes: Any) -> Scheduler:
+    settings: dict[str, Any] = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 16,
+        "max_model_len": 64,
+    } | changes
     return Scheduler(SchedulerConfig(**settings), PagePool(num_pages + 1, page_size))
 
 
-def add(scheduler: Scheduler, number: int, prompt_length: int, **fields) -> Sequence:
+def add(scheduler: Scheduler, number: int, prompt_length: int, **fields: Any) -> Sequence:
     """Add a sequence whose prompt has nothing in common with that of another number."""
     limits = SequenceLimits(**{"max_tokens": 8} | fields.pop("limits", {}))
     prompt = [100 * number + i for i in range(prompt_length)]
@@ -25,15 +31,19 @@ def add(scheduler: Scheduler, number: int, prompt_length: int, **fields) -> Sequ
     return sequence
 
 
-def rows(plan: StepPlan | None) -> list[tuple[int, int, int, bool]]:
-    """Sequence number, start, length and whether it samples, row by row."""
+def schedule(scheduler: Scheduler) -> StepPlan:
+    plan = scheduler.schedule()
     assert plan is not None
+    return plan
+
+
+def rows(plan: StepPlan) -> list[tuple[int, int, int, bool]]:
+    """Sequence number, start, length and whether it samples, row by row."""
     return [(row.sequence.sequence_id, row.start, row.length, row.samples) for row in plan.rows]
 
 
-def read(scheduler: Scheduler, plan: StepPlan | None, token: int = TOKEN) -> list[TokenEvent]:
+def read(scheduler: Scheduler, plan: StepPlan, token: int = TOKEN) -> list[TokenEvent]:
     """Let every row of the plan sample the same token."""
-    assert plan is not None
     events = scheduler.update(plan, [token] * len(plan.rows))
     scheduler.pool.check()
     return events
@@ -41,7 +51,7 @@ def read(scheduler: Scheduler, plan: StepPlan | None, token: int = TOKEN) -> lis
 
 def step(scheduler: Scheduler, token: int = TOKEN) -> list[tuple[int, int, int, bool]]:
     """One step, scheduled and read."""
-    plan = scheduler.schedule()
+    plan = schedule(scheduler)
     read(scheduler, plan, token)
     return rows(plan)
 
@@ -118,12 +128,10 @@ def test_slots_limit_the_running_sequences_and_are_used_again_at_once() -> None:
     add(scheduler, 1, 1, limits={"max_tokens": 1})
     add(scheduler, 2, 1)
     third = add(scheduler, 3, 1)
-    first_plan = scheduler.schedule()
-    assert first_plan is not None
+    first_plan = schedule(scheduler)
     assert [row.slot for row in first_plan.rows] == [0, 1]
     read(scheduler, first_plan)
-    plan = scheduler.schedule()
-    assert plan is not None
+    plan = schedule(scheduler)
     assert plan.admitted == (third,)
     assert [(row.sequence.sequence_id, row.slot) for row in plan.rows] == [(2, 1), (3, 0)]
 
@@ -131,12 +139,11 @@ def test_slots_limit_the_running_sequences_and_are_used_again_at_once() -> None:
 def test_page_tables_are_sent_whole_on_admission_and_then_by_what_is_new() -> None:
     scheduler = make_scheduler(page_size=4, max_num_batched_tokens=8)
     sequence = add(scheduler, 1, 12)
-    plan = scheduler.schedule()
-    assert plan is not None
+    plan = schedule(scheduler)
     assert plan.page_updates == ((0, 0, 1), (0, 1, 2), (0, 2, 3))
     read(scheduler, plan)
-    assert scheduler.schedule().page_updates == ()  # type: ignore[union-attr]
-    assert scheduler.schedule().page_updates == ((0, 3, 4),)  # type: ignore[union-attr]
+    assert schedule(scheduler).page_updates == ()
+    assert schedule(scheduler).page_updates == ((0, 3, 4),)
     assert sequence.page_table == [1, 2, 3, 4]
 
 
@@ -161,7 +168,7 @@ def test_a_level_of_priority_is_worth_so_many_seconds_of_waiting() -> None:
 def test_steps_are_scheduled_before_earlier_ones_are_read() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=4)
     sequence = add(scheduler, 1, 6)
-    plans = [scheduler.schedule() for _ in range(4)]
+    plans = [schedule(scheduler) for _ in range(4)]
     assert [rows(plan) for plan in plans] == [
         [(1, 0, 4, False)],
         [(1, 4, 2, True)],
@@ -178,7 +185,7 @@ def test_steps_are_scheduled_before_earlier_ones_are_read() -> None:
 def test_no_more_tokens_are_sampled_than_are_wanted() -> None:
     scheduler = make_scheduler()
     sequence = add(scheduler, 1, 3, limits={"max_tokens": 2})
-    plans = [scheduler.schedule(), scheduler.schedule()]
+    plans = [schedule(scheduler), schedule(scheduler)]
     assert scheduler.schedule() is None
     assert scheduler.has_work
     for plan in plans:
@@ -192,7 +199,7 @@ def test_what_runs_past_the_end_leaves_no_trace() -> None:
     scheduler = make_scheduler()
     sequence = add(scheduler, 1, 3, limits={"stop_token_ids": frozenset({9})})
     other = add(scheduler, 2, 3)
-    plans = [scheduler.schedule() for _ in range(3)]
+    plans = [schedule(scheduler) for _ in range(3)]
     assert [event.finish_reason for event in read(scheduler, plans[0], token=9)] == [
         FinishReason.STOP,
         None,
@@ -206,7 +213,7 @@ def test_what_runs_past_the_end_leaves_no_trace() -> None:
 def test_what_was_in_flight_for_an_aborted_sequence_is_dropped() -> None:
     scheduler = make_scheduler()
     sequence = add(scheduler, 1, 3)
-    plan = scheduler.schedule()
+    plan = schedule(scheduler)
     assert scheduler.abort([1, 1, 99]) == [sequence]
     assert scheduler.abort([1]) == []
     assert read(scheduler, plan) == []
@@ -216,12 +223,12 @@ def test_what_was_in_flight_for_an_aborted_sequence_is_dropped() -> None:
 # Ends
 
 
-def finish_with(token: int, **limits) -> tuple[FinishReason | None, int | None]:
+def finish_with(token: int, **limits: Any) -> tuple[FinishReason | None, int | None]:
     """Finish reason and stop reason after the second output token, if that is `token`."""
     scheduler = make_scheduler()
     sequence = add(scheduler, 1, 3, limits=limits)
     step(scheduler)
-    plan = scheduler.schedule()
+    plan = schedule(scheduler)
     [event] = read(scheduler, plan, token)
     assert (event.sequence, event.row, event.token) == (sequence, 0, token)
     assert event.finish_reason == sequence.finish_reason
@@ -272,7 +279,7 @@ def test_finishing_from_outside_works_in_every_state() -> None:
 def test_a_failed_step_ends_all_and_its_pages_are_not_trusted() -> None:
     scheduler = make_scheduler(max_num_seqs=1)
     sequences = [add(scheduler, 1, 9), add(scheduler, 2, 9)]
-    plan = scheduler.schedule()
+    plan = schedule(scheduler)
     assert scheduler.fail_all() == sequences
     assert {sequence.finish_reason for sequence in sequences} == {FinishReason.ERROR}
     assert scheduler.pool.num_free == 64
@@ -292,7 +299,7 @@ def test_a_failed_step_ends_all_and_its_pages_are_not_trusted() -> None:
         ({"max_model_len": 257}, "257 takes 65 pages of 4 tokens, and the pool has 64"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(changes: dict, message: str) -> None:
+def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_scheduler(**changes)
 

@@ -1,5 +1,7 @@
 """What the scheduler does with pages: preemption, the prefix cache, forks and copy-on-write."""
 
+from typing import Any
+
 import pytest
 
 from paged.pool import PagePool
@@ -10,12 +12,16 @@ from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits, Statu
 PAGE_SIZE = 4
 
 
-def make_scheduler(num_pages: int = 64, caching: bool = True, **changes) -> Scheduler:
-    settings = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 32} | changes
+def make_scheduler(num_pages: int = 64, caching: bool = True, **changes: Any) -> Scheduler:
+    settings: dict[str, Any] = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 32,
+    } | changes
     return Scheduler(SchedulerConfig(**settings), PagePool(num_pages + 1, PAGE_SIZE, caching))
 
 
-def add(scheduler: Scheduler, number: int, prompt: list[int], **fields) -> Sequence:
+def add(scheduler: Scheduler, number: int, prompt: list[int], **fields: Any) -> Sequence:
     limits = SequenceLimits(max_tokens=fields.pop("max_tokens", 32 - len(prompt)))
     sequence = Sequence(number, prompt, limits, **fields)
     scheduler.add(sequence)
@@ -53,102 +59,119 @@ def rows(plan: StepPlan) -> list[tuple[int, int, int]]:
 # Preemption
 
 
-def two_in_a_full_pool(caching: bool = True, **fields) -> tuple[Scheduler, Sequence, Sequence]:
-    """Eight pages: three of the first sequence, whose next token needs a fourth, and five."""
-    scheduler = make_scheduler(num_pages=8, caching=caching)
-    first = add(scheduler, 1, tokens(1, 12))
-    second = add(scheduler, 2, tokens(2, 17), **fields)
+def two_in_a_small_pool(
+    caching: bool = True, **changes: Any
+) -> tuple[Scheduler, Sequence, Sequence]:
+    """Eight pages, three of them the first sequence's and three the second's.
+
+    Both take a fourth page for their first output, and in step 6 both want a fifth.
+    """
+    scheduler = make_scheduler(num_pages=8, caching=caching, **changes)
+    first, second = (add(scheduler, number, tokens(number, 12)) for number in (1, 2))
     step(scheduler)
-    assert scheduler.pool.num_available == 0
+    assert scheduler.num_running == 2
     return scheduler, first, second
 
 
+def run_until_preempted(scheduler: Scheduler, sequence: Sequence) -> StepPlan:
+    """The plan for which the sequence had to go."""
+    while sequence.status is not Status.PREEMPTED:
+        plan = step(scheduler)
+    return plan
+
+
 def test_the_last_in_line_gives_its_pages_to_those_before_it() -> None:
-    scheduler, first, second = two_in_a_full_pool()
-    plan = step(scheduler)
-    assert rows(plan) == [(1, 12, 1)]
-    assert (second.status, second.slot, second.page_table) == (Status.PREEMPTED, None, [])
-    assert len(first.page_table) == 4
+    scheduler, first, second = two_in_a_small_pool()
+    assert rows(run_until_preempted(scheduler, second)) == [(1, 16, 1)]
+    assert (second.slot, second.page_table) == (None, [])
+    assert len(first.page_table) == 5
     assert (scheduler.num_preemptions, second.num_preemptions) == (1, 1)
     assert (scheduler.num_running, scheduler.num_waiting) == (1, 1)
 
 
 def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
-    scheduler, _, _ = two_in_a_full_pool()
-    add(scheduler, 3, tokens(3, 2))
-    assert schedule(scheduler).admitted == ()
+    scheduler, _, second = two_in_a_small_pool()
+    third = add(scheduler, 3, tokens(3, 2), arrival=-1.0)  # first in line, and small
+    assert run_until_preempted(scheduler, second).admitted == ()
+    assert step(scheduler).admitted == (third,)
 
 
 def test_the_preempted_comes_back_before_all_that_arrived_later() -> None:
-    scheduler, first, second = two_in_a_full_pool()
+    scheduler, _, second = two_in_a_small_pool()
     third = add(scheduler, 3, tokens(3, 2))
-    step(scheduler)
+    run_until_preempted(scheduler, second)
+    assert step(scheduler).admitted == ()
     scheduler.abort([1])
     assert schedule(scheduler).admitted == (second, third)
-    assert first.finished
 
 
 def test_the_preempted_computes_prompt_and_outputs_again() -> None:
-    scheduler, _, second = two_in_a_full_pool(caching=False)
-    step(scheduler)
+    scheduler, _, second = two_in_a_small_pool(caching=False)
+    run_until_preempted(scheduler, second)
     scheduler.abort([1])
-    assert rows(step(scheduler)) == [(2, 0, 18)]
-    assert second.outputs == [7, 7]
-    assert rows(step(scheduler)) == [(2, 18, 1)]
+    assert second.outputs == [7] * 5
+    assert rows(step(scheduler)) == [(2, 0, 17)]
+    assert rows(step(scheduler)) == [(2, 17, 1)]
 
 
 def test_the_prefix_cache_spares_the_preempted_most_of_it() -> None:
-    scheduler, _, second = two_in_a_full_pool()
-    step(scheduler)  # the page taken held the 17th token: a partial page is never cached
+    scheduler, _, second = two_in_a_small_pool()
+    run_until_preempted(scheduler, second)  # of its four full pages the last one was taken
     scheduler.abort([1])
-    assert rows(step(scheduler)) == [(2, 16, 2)]
+    assert rows(step(scheduler)) == [(2, 12, 5)]
     assert second.num_cached == 0, "counted at the first admission"
     assert scheduler.prefix_hits == 0
 
 
 def test_tokens_in_flight_of_the_preempted_still_count() -> None:
-    scheduler = make_scheduler(num_pages=8)
-    add(scheduler, 1, tokens(1, 12))
-    second = add(scheduler, 2, tokens(2, 17))
-    prompts = schedule(scheduler)
-    decode = schedule(scheduler)
+    scheduler, _, second = two_in_a_small_pool()
+    plans = [schedule(scheduler) for _ in range(5)]
     assert second.status is Status.PREEMPTED
     scheduler.abort([1])
-    assert scheduler.schedule() is None, "its newest token is still on the way"
-    read(scheduler, prompts, token=8)
-    assert second.outputs == [8]
-    assert rows(schedule(scheduler)) == [(2, 16, 2)]
-    assert read(scheduler, decode) == []
+    for count in range(1, 5):
+        assert scheduler.schedule() is None, "its newest tokens are still on the way"
+        read(scheduler, plans[count - 1], token=count)
+    assert second.outputs == [7, 1, 2, 3, 4]
+    assert rows(schedule(scheduler)) == [(2, 12, 5)]
+    assert read(scheduler, plans[4]) == []
 
 
 def test_the_preempted_may_end_while_it_waits() -> None:
-    scheduler = make_scheduler(num_pages=8)
-    add(scheduler, 1, tokens(1, 12))
-    second = add(scheduler, 2, tokens(2, 17), max_tokens=1)
-    prompts = schedule(scheduler)
-    schedule(scheduler)
+    scheduler, _, second = two_in_a_small_pool()
+    second.limits = SequenceLimits(max_tokens=5)
+    plans = [schedule(scheduler) for _ in range(5)]
     assert second.status is Status.PREEMPTED
-    assert read(scheduler, prompts) == [None, FinishReason.LENGTH]
+    reasons = [reason for plan in plans for reason in read(scheduler, plan)]
+    assert reasons == [None] * 7 + [FinishReason.LENGTH, None]
     assert (scheduler.num_running, scheduler.num_waiting) == (1, 0)
 
 
 def test_the_last_in_line_may_have_to_preempt_itself() -> None:
     scheduler = make_scheduler(num_pages=8)
-    add(scheduler, 1, tokens(1, 17))
-    second = add(scheduler, 2, tokens(2, 12))
-    step(scheduler)
-    assert rows(step(scheduler)) == [(1, 17, 1)]
-    assert second.status is Status.PREEMPTED
-    assert rows(step(scheduler)) == [(1, 18, 1)], "its 13 tokens need a page more than it had"
+    first = add(scheduler, 1, tokens(1, 14))
+    second = add(scheduler, 2, tokens(2, 8))
+    assert rows(run_until_preempted(scheduler, second)) == [(1, 18, 1)]
+    assert second.num_tokens == 8 + 5
+    while not first.finished:
+        assert rows(step(scheduler))[0][0] == 1
+        assert second.status is Status.PREEMPTED
+    assert rows(step(scheduler))[0][0] == 2
 
 
 def test_priority_decides_who_is_preempted() -> None:
     scheduler = make_scheduler(num_pages=8, policy="priority")
     first = add(scheduler, 1, tokens(1, 12), priority=1)
-    second = add(scheduler, 2, tokens(2, 20))
-    step(scheduler)
-    assert rows(step(scheduler)) == [(2, 20, 1)]
-    assert (first.status, second.status) == (Status.PREEMPTED, Status.RUNNING)
+    add(scheduler, 2, tokens(2, 12))
+    assert rows(run_until_preempted(scheduler, first)) == [(2, 16, 1)]
+
+
+def test_an_admission_leaves_pages_for_the_next_steps_of_the_running() -> None:
+    """With pages of 4 tokens, 8 steps of one sequence take 2 pages."""
+    for num_pages, admitted in ((7, False), (8, True)):
+        scheduler = make_scheduler(num_pages=num_pages, max_model_len=28, growth_steps=8)
+        add(scheduler, 1, tokens(1, 12), max_tokens=8)
+        second = add(scheduler, 2, tokens(2, 12), max_tokens=8)
+        assert (second in schedule(scheduler).admitted) is admitted
 
 
 def test_a_lone_sequence_gets_as_long_as_the_pool_allows() -> None:
@@ -248,28 +271,30 @@ def test_nothing_is_looked_up_where_that_is_not_wanted(caching: bool, reads: boo
 
 
 def test_shared_pages_make_room_for_a_prompt_that_would_not_fit_alone() -> None:
-    scheduler = make_scheduler(num_pages=8)
+    scheduler = make_scheduler(num_pages=8, growth_steps=0)
     add(scheduler, 1, tokens(0, 24))
     step(scheduler)
     add(scheduler, 2, tokens(0, 24) + tokens(2, 1))
     assert [number for number, *_ in rows(schedule(scheduler))] == [1, 2]
 
 
-def test_pages_revived_by_a_hit_are_not_counted_as_room() -> None:
-    scheduler = make_scheduler(num_pages=8)
+@pytest.mark.parametrize(("num_free", "admitted"), [(2, False), (3, True)])
+def test_pages_revived_by_a_hit_are_not_counted_as_room(num_free: int, admitted: bool) -> None:
+    """The third needs a page of its own and two to spare, beside the four that it revives."""
+    scheduler = make_scheduler(num_pages=4 + 4 + num_free, growth_steps=8)
     add(scheduler, 1, tokens(0, 16), max_tokens=1)
     step(scheduler)
-    add(scheduler, 2, tokens(2, 12))
+    add(scheduler, 2, tokens(2, 13))
     step(scheduler)
-    add(scheduler, 3, tokens(0, 17))  # four revived pages and one more: all five that are left
-    plan = step(scheduler)
-    assert [number for number, *_ in rows(plan)] == [2], "2 needs the last free page itself"
+    third = add(scheduler, 3, tokens(0, 17), max_tokens=1)
+    assert (scheduler.pool.num_cached, scheduler.pool.num_free) == (4, num_free)
+    assert (third in schedule(scheduler).admitted) is admitted
 
 
 # Forks
 
 
-def fork(scheduler: Scheduler, number: int, parent: Sequence, **fields) -> Sequence:
+def fork(scheduler: Scheduler, number: int, parent: Sequence, **fields: Any) -> Sequence:
     return add(scheduler, number, parent.prompt, parent=parent, **fields)
 
 
@@ -344,14 +369,42 @@ def test_a_fork_whose_parent_is_gone_is_an_ordinary_prompt(caching: bool) -> Non
     assert read(scheduler, plan) == []
 
 
-def test_forks_do_not_wait_for_a_parent_that_was_preempted() -> None:
+def test_a_fork_added_late_waits_for_the_rest_of_the_prompt() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=8)
-    parent = add(scheduler, 1, tokens(1, 20))
+    parent = add(scheduler, 1, tokens(1, 17))
+    step(scheduler)
+    fork(scheduler, 2, parent)
+    assert [rows(step(scheduler)) for _ in range(3)] == [
+        [(1, 8, 8)],
+        [(1, 16, 1)],
+        [(1, 17, 1), (2, 16, 1)],
+    ]
+
+
+def test_forks_wait_for_a_parent_that_was_preempted_before_its_prompt_was_done() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=8)
+    parent = add(scheduler, 1, tokens(1, 10))
     fork(scheduler, 2, parent)
     step(scheduler)
     scheduler.reset_prefix_cache(preempt_running=True)
-    scheduler.abort([1])
-    assert rows(schedule(scheduler)) == [(2, 0, 8)]
+    assert [rows(step(scheduler)) for _ in range(3)] == [
+        [(1, 0, 8)],
+        [(1, 8, 2)],
+        [(1, 10, 1), (2, 9, 1)],
+    ]
+
+
+def test_a_preempted_fork_finds_its_own_outputs_in_the_prefix_cache() -> None:
+    scheduler = make_scheduler(num_pages=9)
+    parent = add(scheduler, 1, tokens(1, 7))
+    child = fork(scheduler, 2, parent)
+    while child.status is not Status.PREEMPTED:
+        step(scheduler)
+    num_tokens = child.num_tokens
+    scheduler.abort([parent.sequence_id])
+    [(_, start, length)] = rows(step(scheduler))
+    assert start > len(child.prompt)
+    assert start + length == num_tokens
 
 
 def test_no_page_is_copied_in_the_step_that_writes_it_again() -> None:

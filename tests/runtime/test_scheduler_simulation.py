@@ -1,0 +1,400 @@
+"""Scheduler and pool against a device of the mind, under random traffic.
+
+The device keeps, for each token place of each page, a fingerprint of all the tokens up to there.
+It knows page tables from page updates alone, and before it samples for a row it checks that the
+row's whole context stands in the pages that its table names. The token it samples follows from the
+sequence's own history. So whatever the chunks, preemptions, hits, forks and steps in flight, each
+sequence must come out exactly as if it had run alone.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from paged.pool import PagePool
+from paged.runtime.plan import Row, StepPlan, TokenEvent
+from paged.runtime.scheduler import Scheduler, SchedulerConfig
+from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits
+
+VOCABULARY = 3  # few tokens, so that prompts often begin alike
+STOP, EOS = 1, 2
+
+
+@dataclass
+class Story:
+    """What a sequence says when nothing disturbs it: its tokens, without end.
+
+    Attributes:
+        tokens: as far as anybody asked.
+        fingerprints: of the salt and the tokens up to each position.
+    """
+
+    sequence: Sequence
+    tokens: list[int] = field(default_factory=list)
+    fingerprints: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.sequence.prompt)
+
+    def fingerprint(self, position: int) -> int:
+        while len(self.fingerprints) <= position:
+            before = self.fingerprints[-1] if self.fingerprints else len(self.sequence.cache_salt)
+            token = self.token(len(self.fingerprints))
+            self.fingerprints.append(hash((before, token)))
+        return self.fingerprints[position]
+
+    def token(self, position: int) -> int:
+        while len(self.tokens) <= position:
+            history = self.fingerprint(len(self.tokens) - 1)
+            self.tokens.append(hash((history, self.sequence.sequence_id)) % VOCABULARY)
+        return self.tokens[position]
+
+    def ending(self) -> tuple[list[int], FinishReason, int | None]:
+        """Outputs, finish reason and stop reason."""
+        limits = self.sequence.limits
+        outputs: list[int] = []
+        while len(outputs) < limits.max_tokens:
+            token = self.token(len(self.sequence.prompt) + len(outputs))
+            outputs.append(token)
+            if token in limits.stop_token_ids and len(outputs) >= limits.min_tokens:
+                return outputs, FinishReason.STOP, None if token == EOS else token
+        return outputs, FinishReason.LENGTH, None
+
+
+class Device:
+    """Runs plans in order, and checks what they rely on."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.tables: dict[tuple[int, int], int] = {}  # by slot and index
+        self.places: dict[tuple[int, int], int] = {}  # fingerprints, by page and offset
+        self.newest: dict[int, int] = {}  # sampled token, by slot
+
+    def run(self, plan: StepPlan, stories: dict[Sequence, Story]) -> list[int]:
+        for slot, index, page in plan.page_updates:
+            self.tables[slot, index] = page
+        for source, target in plan.copies:
+            for offset in range(self.page_size):
+                self.places[target, offset] = self.places.get((source, offset), 0)
+        for sequence in plan.admitted:
+            assert sequence.slot is not None
+            self.newest.pop(sequence.slot, None)
+        written = [place for row in plan.rows for place in self._write(row, stories[row.sequence])]
+        assert len(set(written)) == len(written), "a place is written twice"
+        return [self._attend(row, stories[row.sequence]) for row in plan.rows]
+
+    def place(self, slot: int, position: int) -> tuple[int, int]:
+        index, offset = divmod(position, self.page_size)
+        return self.tables[slot, index], offset
+
+    def _write(self, row: Row, story: Story) -> list[tuple[int, int]]:
+        """Store the row's tokens; return the places."""
+        positions = range(row.start, row.start + row.length)
+        places = [self.place(row.slot, position) for position in positions]
+        for position, place in zip(positions, places, strict=True):
+            token = row.sequence.token(position)
+            if token is None:
+                token = self.newest[row.slot]
+            assert token == story.token(position)
+            self.places[place] = story.fingerprint(position)
+        return places
+
+    def _attend(self, row: Row, story: Story) -> int:
+        """Check the row's context; return the token after it, or nonsense if none is wanted."""
+        end = row.start + row.length
+        found = [self.places[self.place(row.slot, position)] for position in range(end)]
+        story.fingerprint(end)
+        assert found == story.fingerprints[:end], f"{row} does not find its own tokens"
+        if not row.samples:
+            return -1
+        self.newest[row.slot] = story.token(end)
+        return self.newest[row.slot]
+
+
+class Simulation:
+    """A scheduler with a device, and up to `depth` steps that have run but were not read."""
+
+    def __init__(self, config: SchedulerConfig, pool: PagePool, depth: int) -> None:
+        self.config, self.pool, self.depth = config, pool, depth
+        self.scheduler = Scheduler(config, pool)
+        self.device = Device(pool.page_size)
+        self.stories: dict[Sequence, Story] = {}
+        self.in_flight: deque[tuple[StepPlan, list[int]]] = deque()
+        self.num_events: dict[Sequence, int] = {}
+        self.num_steps = 0
+
+    @property
+    def alive(self) -> list[Sequence]:
+        return [sequence for sequence in self.stories if not sequence.finished]
+
+    def add(
+        self, prompt: list[int], num_forks: int = 0, max_tokens: int = 8, **fields: Any
+    ) -> None:
+        """Add a sequence and its forks, cut to the longest that the scheduler takes."""
+        prompt = prompt[: self.config.max_model_len - 1]
+        max_tokens = min(max_tokens, self.config.max_model_len - len(prompt))
+        stops = frozenset({STOP, EOS})
+        limits = SequenceLimits(max_tokens, fields.pop("min_tokens", 0), stops, frozenset({EOS}))
+        parent = None
+        for _ in range(num_forks + 1):
+            number, arrival = len(self.stories), 10.0 * self.num_steps
+            sequence = Sequence(number, prompt, limits, arrival=arrival, parent=parent, **fields)
+            self.stories[sequence] = Story(sequence)
+            self.num_events[sequence] = 0
+            self.scheduler.add(sequence)
+            parent = parent or sequence
+
+    def step(self) -> None:
+        """Schedule and run a step, and read the oldest once more than `depth` are in flight."""
+        plan = self.scheduler.schedule()
+        self.pool.check()
+        if plan is not None:
+            self.check_plan(plan)
+            self.in_flight.append((plan, self.device.run(plan, self.stories)))
+            self.num_steps += 1
+        if plan is None or len(self.in_flight) > self.depth:
+            assert self.in_flight or not self.scheduler.has_work, "stuck"
+            self.read()
+
+    def read(self) -> None:
+        if self.in_flight:
+            for event in self.scheduler.update(*self.in_flight.popleft()):
+                self.check_event(event)
+            self.pool.check()
+
+    def drain(self) -> None:
+        """Run until nothing is left; the pool must then be as it was at the beginning."""
+        num_tokens = sum(self.config.max_model_len for _ in self.alive)
+        patience = self.num_steps + 10 * num_tokens + 100
+        while self.scheduler.has_work or self.in_flight:
+            self.step()
+            assert self.num_steps < patience, "going round in circles"
+        for sequence, story in self.stories.items():
+            if sequence.finish_reason is not FinishReason.ABORT:
+                found = sequence.outputs, sequence.finish_reason, sequence.stop_reason
+                assert found == story.ending()
+        assert (self.scheduler.num_running, self.scheduler.num_waiting) == (0, 0)
+        assert self.pool.num_used == 0
+        assert self.scheduler.reset_prefix_cache()
+        assert self.pool.num_free == self.pool.num_pages - 1
+
+    def check_plan(self, plan: StepPlan) -> None:
+        config, lengths = self.config, [row.length for row in plan.rows]
+        assert 0 < plan.num_tokens <= config.max_num_batched_tokens
+        assert min(lengths) > 0
+        assert sorted(lengths, key=lambda length: length > 1) == lengths
+        slots = {row.slot for row in plan.rows}
+        assert len(slots) == len(plan.rows)
+        assert slots <= set(range(config.max_num_seqs))
+        if config.long_prefill_token_threshold and config.enable_chunked_prefill:
+            assert max(lengths) <= config.long_prefill_token_threshold
+        if not config.enable_chunked_prefill:
+            assert all(row.samples for row in plan.rows)
+        targets = [copy.target for copy in plan.copies]
+        assert len(set(targets)) == len(targets)
+        assert not set(targets) & {copy.source for copy in plan.copies}
+        self.check_writes(plan)
+
+    def check_writes(self, plan: StepPlan) -> None:
+        """No row writes to a page that a sequence of an earlier step reads too."""
+        older = [row.sequence for row in plan.rows if row.sequence not in plan.admitted]
+        for row in plan.rows:
+            first, last = row.start, row.start + row.length - 1
+            indices = slice(first // self.pool.page_size, last // self.pool.page_size + 1)
+            written = set(row.sequence.page_table[indices])
+            assert all(
+                written.isdisjoint(sequence.page_table)
+                for sequence in older
+                if sequence is not row.sequence
+            )
+
+    def check_event(self, event: TokenEvent) -> None:
+        sequence = event.sequence
+        self.num_events[sequence] += 1
+        assert len(sequence.outputs) == self.num_events[sequence], "a token without an event"
+        outputs, reason, _ = self.stories[sequence].ending()
+        assert sequence.outputs == outputs[: len(sequence.outputs)]
+        assert event.token == outputs[len(sequence.outputs) - 1]
+        assert event.finish_reason == (reason if sequence.outputs == outputs else None)
+
+
+def random_simulation(random: Random) -> Simulation:
+    """Mostly pools too small for their traffic."""
+    page_size, max_num_seqs = random.choice((1, 2, 3, 4)), random.randint(1, 6)
+    max_model_len = random.randint(2, 40)
+    chunked = random.random() < 0.8
+    least = max_num_seqs if chunked else max(max_num_seqs, max_model_len)
+    config = SchedulerConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=least + random.choice((0, 1, 5, 30)),
+        max_model_len=max_model_len,
+        policy=random.choice(("fcfs", "priority")),
+        enable_chunked_prefill=chunked,
+        long_prefill_token_threshold=random.choice((0, 0, 1, 3, 9)),
+        growth_steps=random.choice((0, 0, 8)),
+    )
+    num_pages = -(-max_model_len // page_size) + random.choice((0, 1, 2, 4, 20))
+    pool = PagePool(num_pages + 1, page_size, enable_prefix_caching=random.random() < 0.8)
+    return Simulation(config, pool, depth=random.choice((0, 1, 1, 2, 3)))
+
+
+def random_traffic(simulation: Simulation, random: Random, num_steps: int) -> None:
+    load = random.choice((0.1, 0.3, 0.8))
+    for _ in range(num_steps):
+        if random.random() < load:
+            prompt = random_prompt(simulation, random)
+            simulation.add(
+                prompt,
+                num_forks=random.choice((0, 0, 0, 1, 3)),
+                max_tokens=random.choice((1, 3, 10, 40)),
+                min_tokens=random.choice((0, 5, 40)),
+                priority=random.randint(-1, 1),
+                cache_salt=random.choice(("", "", "", "salt")),
+                reads_prefix_cache=random.random() < 0.9,
+            )
+        if random.random() < 0.05 and simulation.alive:
+            simulation.scheduler.abort([random.choice(simulation.alive).sequence_id])
+        if random.random() < 0.01:
+            simulation.scheduler.reset_prefix_cache(preempt_running=random.random() < 0.5)
+        simulation.step()
+
+
+def random_prompt(simulation: Simulation, random: Random) -> list[int]:
+    """Something new, or another turn after what an earlier sequence said."""
+    new = [random.randrange(VOCABULARY) for _ in range(random.randint(1, 12))]
+    if random.random() < 0.5 or not simulation.stories:
+        return new
+    earlier = random.choice(list(simulation.stories))
+    said = earlier.prompt + earlier.outputs
+    return said[: random.randint(0, len(said))] + new
+
+
+def run_randomly(first_seed: int, least_steps: int) -> tuple[int, int, int]:
+    """Steps, preemptions and tokens found in prefix caches, over many small simulations."""
+    num_steps = num_preemptions = num_hits = 0
+    seed = first_seed
+    while num_steps < least_steps:
+        random = Random(seed)
+        simulation = random_simulation(random)
+        random_traffic(simulation, random, num_steps=60)
+        simulation.drain()
+        num_steps += simulation.num_steps
+        num_preemptions += simulation.scheduler.num_preemptions
+        num_hits += simulation.scheduler.prefix_hits
+        seed += 1
+    return num_steps, num_preemptions, num_hits
+
+
+def test_every_sequence_comes_out_as_if_it_had_run_alone() -> None:
+    num_steps, num_preemptions, num_hits = run_randomly(first_seed=0, least_steps=100_000)
+    assert num_steps >= 100_000
+    assert num_preemptions > 2_000, "the pools were too large to test anything"
+    assert num_hits > 40_000, "the prompts had too little in common to test anything"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first_seed", range(100_000, 1_000_000, 100_000))
+def test_every_sequence_comes_out_as_if_it_had_run_alone_for_long(first_seed: int) -> None:
+    run_randomly(first_seed, least_steps=300_000)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """The same simulation in the hands of hypothesis, which looks for the shortest way to fail."""
+
+    simulation: Simulation
+
+    @initialize(
+        page_size=st.integers(1, 4),
+        spare_pages=st.integers(0, 8),
+        caching=st.booleans(),
+        depth=st.integers(0, 2),
+        max_num_seqs=st.integers(1, 4),
+        spare_budget=st.integers(0, 12),
+        max_model_len=st.integers(2, 24),
+        policy=st.sampled_from(["fcfs", "priority"]),
+        chunked=st.booleans(),
+        threshold=st.sampled_from([0, 1, 3]),
+        growth_steps=st.sampled_from([0, 8]),
+    )
+    def start(
+        self, page_size: int, spare_pages: int, caching: bool, depth: int, **limits: Any
+    ) -> None:
+        max_num_seqs, max_model_len = limits["max_num_seqs"], limits["max_model_len"]
+        least_budget = max(max_num_seqs, 0 if limits["chunked"] else max_model_len)
+        config = SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=least_budget + limits["spare_budget"],
+            max_model_len=max_model_len,
+            policy=limits["policy"],
+            enable_chunked_prefill=limits["chunked"],
+            long_prefill_token_threshold=limits["threshold"],
+            growth_steps=limits["growth_steps"],
+        )
+        num_pages = -(-max_model_len // page_size) + spare_pages
+        self.simulation = Simulation(config, PagePool(num_pages + 1, page_size, caching), depth)
+
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=12),
+        num_forks=st.integers(0, 2),
+        max_tokens=st.integers(1, 12),
+        min_tokens=st.sampled_from([0, 12]),
+        priority=st.integers(-1, 1),
+        cache_salt=st.sampled_from(["", "salt"]),
+        reads_prefix_cache=st.booleans(),
+    )
+    def add(self, **request: Any) -> None:
+        self.simulation.add(**request)
+
+    @rule(count=st.integers(1, 8))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.simulation.step()
+
+    @rule()
+    def read(self) -> None:
+        self.simulation.read()
+
+    @precondition(lambda self: self.simulation.alive)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        alive = [sequence.sequence_id for sequence in self.simulation.alive]
+        self.simulation.scheduler.abort(data.draw(st.lists(st.sampled_from(alive), max_size=2)))
+
+    @rule(preempt_running=st.booleans())
+    def reset(self, preempt_running: bool) -> None:
+        simulation = self.simulation
+        done = simulation.scheduler.reset_prefix_cache(preempt_running)
+        assert done == (simulation.scheduler.num_running == 0)
+
+    @invariant()
+    def counts_agree(self) -> None:
+        if hasattr(self, "simulation"):
+            scheduler = self.simulation.scheduler
+            self.simulation.pool.check()
+            assert scheduler.num_running + scheduler.num_waiting == len(self.simulation.alive)
+            assert 0 <= scheduler.kv_waste < 1
+
+    def teardown(self) -> None:
+        if hasattr(self, "simulation"):
+            self.simulation.drain()
+
+
+class LongSchedulerMachine(SchedulerMachine):
+    """The same, with more time."""
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(
+    max_examples=250,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestSchedulerForLong = pytest.mark.slow(LongSchedulerMachine.TestCase)
+TestSchedulerForLong.settings = settings(TestScheduler.settings, max_examples=2_000)
