@@ -59,8 +59,7 @@ def render_chat(
             "add_generation_prompt and continue_final_message exclude each other: the prompt "
             "either opens a new message or continues the last one"
         )
-    # Says nothing of PyTorch being absent, which is how it should be.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    silence_transformers()
     from transformers.utils.chat_template_utils import render_jinja_template
 
     chat = [{key: value for key, value in m.items() if value is not None} for m in messages]
@@ -77,3 +76,8 @@ def render_chat(
     except Exception as error:  # a foreign program: it may fail in any way
         raise ChatTemplateError(f"the chat template failed: {error}") from error
     return texts[0][0]
+
+
+def silence_transformers() -> None:
+    """Before its first import: no notice that PyTorch is absent, which is how it should be."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

@@ -7,7 +7,6 @@ is three times faster so, and nothing heavy is imported to encode a prompt.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,13 @@ from typing import Any
 import tokenizers
 from tokenizers import processors
 
-from paged.models.chat_template import Message, Tool, render_chat, select_template
+from paged.models.chat_template import (
+    Message,
+    Tool,
+    render_chat,
+    select_template,
+    silence_transformers,
+)
 
 # Entries of tokenizer_config.json that name one token each.
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
@@ -184,17 +189,21 @@ def wrap_sequences(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str |
 
 def _load_backend(folder: Path) -> tokenizers.Tokenizer:
     path = folder / "tokenizer.json"
-    if path.exists():
-        try:
+    try:
+        if path.exists():
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise TokenizerError(f"{path} cannot be read: {error}") from error
-        backend.no_truncation()
-        backend.no_padding()
-        return backend
-    if not any(folder.glob("tokenizer*")) and not (folder / "vocab.json").exists():
-        raise TokenizerError(f"{folder} has no tokenizer files (tokenizer.json)")
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+        else:
+            backend = _convert_backend(folder)
+    except Exception as error:  # the libraries raise nothing narrower
+        raise TokenizerError(f"no tokenizer can be read from {folder}: {error}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _convert_backend(folder: Path) -> tokenizers.Tokenizer:
+    """Let transformers make one of an older format (vocab.json and merges.txt, or the like)."""
+    silence_transformers()
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
@@ -221,4 +230,10 @@ def _token_text(value: str | dict[str, Any]) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    """The file's content, {} when there is none: every entry of it has a default."""
+    if not path.exists():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TokenizerError(f"{path} is not JSON: {error}") from error

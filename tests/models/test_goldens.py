@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,12 +17,12 @@ TOLERANCE = 1e-4
 
 
 @pytest.fixture(params=NAMES)
-def golden(request) -> dict[str, Any]:
+def golden(request: pytest.FixtureRequest) -> dict[str, Any]:
     return load_golden(request.param)
 
 
 @pytest.fixture
-def model(golden, tmp_path) -> ModelSource:
+def model(golden: dict[str, Any], tmp_path: Path) -> ModelSource:
     return resolve_model(write_checkpoint(tmp_path, golden))
 
 

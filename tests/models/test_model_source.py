@@ -16,7 +16,7 @@ from tests.models.harness import load_golden, write_checkpoint
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path: Path) -> Path:
     return write_checkpoint(tmp_path / "tiny", load_golden("llama"))
 
 

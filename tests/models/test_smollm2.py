@@ -24,7 +24,7 @@ def smollm2() -> ModelSource:
 
 
 @pytest.fixture(scope="session")
-def tokenizer(smollm2) -> Tokenizer:
+def tokenizer(smollm2: ModelSource) -> Tokenizer:
     return smollm2.tokenizer()
 
 

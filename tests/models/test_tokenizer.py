@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def byte_level_backend() -> tokenizers.Tokenizer:
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path: Path) -> Path:
     backend = byte_level_backend()
     backend.enable_truncation(3)
     backend.save(str(tmp_path / "tokenizer.json"))
@@ -114,19 +115,33 @@ def test_special_token_that_is_not_in_the_vocabulary(folder):
         tokenizer_from_folder(folder)
 
 
-def test_folder_without_tokenizer(tmp_path):
-    with pytest.raises(TokenizerError, match="no tokenizer files"):
+@pytest.mark.parametrize("content", [None, "{}"])
+def test_folder_without_a_tokenizer_that_can_be_read(tmp_path, content):
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(TokenizerError, match=re.escape(str(tmp_path))):
         tokenizer_from_folder(tmp_path)
 
 
-def test_tokenizer_file_that_cannot_be_read(tmp_path):
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(TokenizerError, match="cannot be read"):
-        tokenizer_from_folder(tmp_path)
+def test_settings_that_are_not_json(folder):
+    (folder / "tokenizer_config.json").write_text("{")
+    with pytest.raises(TokenizerError, match="not JSON"):
+        tokenizer_from_folder(folder)
+
+
+def test_folder_of_an_older_format(folder, tmp_path_factory):
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    old = tmp_path_factory.mktemp("old")
+    (old / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (old / "merges.txt").write_text("\n".join(" ".join(pair) for pair in model["merges"]))
+    (old / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    write_settings(old, tokenizer_class="GPT2Tokenizer", eos_token="</s>")
+    tokenizer, expected = tokenizer_from_folder(old), tokenizer_from_folder(folder)
+    assert tokenizer.encode("hello there world") == expected.encode("hello there world")
 
 
 @pytest.fixture
-def chat(folder) -> Tokenizer:
+def chat(folder: Path) -> Tokenizer:
     return tokenizer_from_folder(folder)
 
 

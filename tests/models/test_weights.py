@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,7 +37,7 @@ def specs():
 def test_fused_parts_multiply_as_they_would_alone():
     rng = np.random.default_rng(0)
     gate, up, x = rng.normal(size=(5, 3)), rng.normal(size=(5, 3)), rng.normal(size=(2, 3))
-    described = fused_linear(
+    described: Any = fused_linear(
         {"gate": (1, 5), "up": (1, 5)}, 3, bias=False, join_axis=0, axes=(None, None, "mlp")
     )
     kernel = described.kernel.assemble([jnp.asarray(gate), jnp.asarray(up)], F32)
@@ -49,7 +51,7 @@ def test_qkv_keeps_each_group_together():
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(heads * 4, 24)).astype(np.float32) for heads in (6, 2, 2))
     q_bias, k_bias, v_bias = (rng.normal(size=n).astype(np.float32) for n in (24, 8, 8))
-    described = qkv_projection("p", CONFIG, bias=True)
+    described: Any = qkv_projection("p", CONFIG, bias=True)
     weight = Dense(
         described.kernel.assemble([q, k, v], F32),
         described.bias.assemble([q_bias, k_bias, v_bias], F32),

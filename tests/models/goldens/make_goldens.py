@@ -1,8 +1,8 @@
 """Make the goldens: what Hugging Face transformers computes for tiny models of each family.
 
-Needs Python 3.11 or later, torch and transformers 5 (a CPU does). Run it in this folder:
+Needs Python 3.11 or later, torch and transformers 5 (a CPU does). Run it from the root folder:
 
-    python make_goldens.py
+    python -m tests.models.goldens.make_goldens
 
 Each file holds a model's config.json, the names and shapes of its tensors (their values come from
 `tiny_weights.py`), a prompt, the log-probability of each of its tokens given those before, and the
@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from tiny_weights import tiny_weight
+import torch  # type: ignore[import-not-found]
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -30,6 +29,8 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+
+from tests.models.goldens.tiny_weights import tiny_weight
 
 PROMPT_LENGTH = 57
 NEW_TOKENS = 16
