@@ -1,10 +1,14 @@
 import asyncio
 import gc
 import random
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +23,7 @@ from tests.runtime.fakes import FakeCore
 from tests.runtime.fakes import engine as fake_engine
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
+ROOT = Path(__file__).parents[2]
 LONG = SamplingParams(max_tokens=150, output_kind=DELTA)
 
 
@@ -334,6 +339,28 @@ def test_a_forgotten_engine_shuts_down(core, monkeypatch):
     thread.join(timeout=5)
     assert not thread.is_alive()
     assert core.closed
+
+
+def test_the_interpreters_exit_shuts_down():
+    script = """
+        import asyncio
+        from paged.runtime import async_engine as module
+        from tests.runtime.fakes import FakeCore, engine
+
+        class Core(FakeCore):
+            def close(self):
+                print("closed")
+
+        module.load_engine = lambda config: engine(Core(step_time=0.001), max_model_len=10**6)
+        params = module.SamplingParams(max_tokens=10**5)
+        engine = module.AsyncEngine()
+        loop = asyncio.new_event_loop()
+        stream = engine.generate("ab", params)
+        print(loop.run_until_complete(anext(stream)).finished)
+    """
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (run.stdout, run.returncode) == ("False\nclosed\n", 0), run.stderr
 
 
 def test_calls_between_steps(engine, core):

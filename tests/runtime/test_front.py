@@ -1,4 +1,3 @@
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -127,10 +126,15 @@ def test_min_tokens_must_fit_what_is_left():
 
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
 def test_logprobs_are_limited(name):
-    prepare("a", replace(SamplingParams(), **{name: 5}))
-    message, param = error("a", replace(SamplingParams(), **{name: 6}))
-    assert message == f"{name} must be at most 5 (--max-logprobs), got 6"
-    assert param == name
+    def asking_for(number: int) -> SamplingParams:
+        fields: dict[str, Any] = {name: number}
+        return SamplingParams(**fields)
+
+    prepare("a", asking_for(5))
+    assert error("a", asking_for(6)) == (
+        f"{name} must be at most 5 (--max-logprobs), got 6",
+        name,
+    )
 
 
 def test_priorities_need_their_policy():
