@@ -1,0 +1,237 @@
+"""Ragged batches over poisoned pages, and what attention over them must give.
+
+Everything that no row may read is NaN: the null page, pages of nobody, the part of a page behind a
+sequence's end, pages that a window has left behind, and the tokens that pad a step. The expected
+output comes from the sequences themselves, in float64 and without any page.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paged.attention import BACKENDS, attention_metadata, paged_attention
+
+Array = np.ndarray[Any, Any]
+
+
+class Row(NamedTuple):
+    """One row of a step: tokens in pages already, and tokens of this step."""
+
+    context: int
+    query: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a step is compiled for: R rows, T tokens, and P pages in each of S page tables."""
+
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    page_size: int = 16
+    dtype: str = "float32"
+    window: int | None = None
+    soft_cap: float | None = None
+    num_rows: int = 10
+    num_tokens: int = 512
+    max_len: int = 640
+
+    @property
+    def pages_per_table(self) -> int:
+        return -(-self.max_len // self.page_size)
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_rows + 2
+
+    @property
+    def num_pages(self) -> int:
+        return self.num_slots * self.pages_per_table + 1
+
+    @property
+    def scale(self) -> float:
+        return self.head_dim**-0.5
+
+    @property
+    def tolerance(self) -> float:
+        return 2e-5 if self.dtype == "float32" else 2e-2
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A step's arrays, padded to its shape, and the sequences they were cut from.
+
+    Attributes:
+        q, k, v: [T, heads, D], NaN where padded.
+        pages: [num_pages, page_size, 2 * Hkv, D].
+        tables: [S, P]; slots, query_len, context_len: [R].
+        keys, values: per row [context + query, Hkv, D].
+    """
+
+    rows: Sequence[Row]
+    q: Array
+    k: Array
+    v: Array
+    pages: Array
+    tables: Array
+    slots: Array
+    query_len: Array
+    context_len: Array
+    keys: list[Array]
+    values: list[Array]
+
+
+def make_batch(shape: Shape, rows: Sequence[Row], seed: int = 0) -> Batch:
+    """Random sequences for `rows`, their contexts in pages drawn at random."""
+    rng = np.random.default_rng(seed)
+
+    def draw(*size: int) -> Array:
+        # Rounded to the type of the step, so that the expectation starts from the same numbers.
+        return np.asarray(jnp.asarray(rng.standard_normal(size), shape.dtype), np.float32)
+
+    def padded(parts: list[Array], heads: int) -> Array:
+        out = np.full((shape.num_tokens, heads, shape.head_dim), np.nan, np.float32)
+        tokens = sum(len(part) for part in parts)
+        out[:tokens] = np.concatenate(parts) if parts else 0
+        return out
+
+    lengths = [row.context + row.query for row in rows]
+    keys = [draw(length, shape.kv_heads, shape.head_dim) for length in lengths]
+    values = [draw(length, shape.kv_heads, shape.head_dim) for length in lengths]
+    queries = [draw(row.query, shape.heads, shape.head_dim) for row in rows]
+    slots = rng.permutation(shape.num_slots)[: shape.num_rows].astype(np.int32)
+    free = iter(rng.permutation(shape.num_pages - 1) + 1)
+    tables = np.zeros((shape.num_slots, shape.pages_per_table), np.int32)
+    pages = np.full(
+        (shape.num_pages, shape.page_size, 2 * shape.kv_heads, shape.head_dim), np.nan, np.float32
+    )
+    for row, slot, key, value in zip(rows, slots, keys, values, strict=False):
+        for entry in range(-(-(row.context + row.query) // shape.page_size)):
+            begin = entry * shape.page_size
+            end = min(begin + shape.page_size, row.context)
+            if shape.window is not None and begin + shape.page_size <= row.context - shape.window:
+                continue
+            tables[slot, entry] = next(free)
+            if begin < end:
+                pages[tables[slot, entry], : end - begin] = np.concatenate(
+                    [key[begin:end], value[begin:end]], axis=1
+                )
+    padding = [0] * (shape.num_rows - len(rows))
+    return Batch(
+        rows=rows,
+        q=padded(queries, shape.heads),
+        k=padded([key[row.context :] for row, key in zip(rows, keys, strict=True)], shape.kv_heads),
+        v=padded([v[row.context :] for row, v in zip(rows, values, strict=True)], shape.kv_heads),
+        pages=pages,
+        tables=tables,
+        slots=slots,
+        query_len=np.array([row.query for row in rows] + padding, np.int32),
+        context_len=np.array([row.context for row in rows] + padding, np.int32),
+        keys=keys,
+        values=values,
+    )
+
+
+def expected_output(shape: Shape, batch: Batch) -> Array:
+    """Attention of all tokens of the batch, [tokens, heads, D] float64."""
+    done, begin = [np.zeros((0, shape.heads, shape.head_dim))], 0
+    for row, key, value in zip(batch.rows, batch.keys, batch.values, strict=True):
+        q = batch.q[begin : begin + row.query].astype(np.float64)
+        begin += row.query
+        group = shape.heads // shape.kv_heads
+        scores = np.einsum("qhd,shd->hqs", q, np.repeat(key, group, axis=1)) * shape.scale
+        if shape.soft_cap is not None:
+            scores = shape.soft_cap * np.tanh(scores / shape.soft_cap)
+        distance = row.context + np.arange(row.query)[:, None] - np.arange(len(key))
+        hidden = distance < 0
+        if shape.window is not None:
+            hidden |= distance >= shape.window
+        scores = np.where(hidden, -np.inf, scores)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        done.append(np.einsum("hqs,shd->qhd", weights, np.repeat(value, group, axis=1)))
+    return np.concatenate(done)
+
+
+def expected_pages(shape: Shape, batch: Batch) -> Array:
+    """The pages after the step: its keys and values in their places, all else untouched."""
+    pages = batch.pages.copy()
+    for row, slot, key, value in zip(
+        batch.rows, batch.slots, batch.keys, batch.values, strict=False
+    ):
+        for position in range(row.context, row.context + row.query):
+            page = batch.tables[slot, position // shape.page_size]
+            pages[page, position % shape.page_size] = np.concatenate(
+                [key[position], value[position]]
+            )
+    return pages
+
+
+@functools.cache
+def step(shape: Shape, backend: str, decode_only: bool) -> Any:
+    """One layer's attention, compiled for a shape."""
+
+    def run(
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        pages: jax.Array,
+        tables: jax.Array,
+        slots: jax.Array,
+        query_len: jax.Array,
+        context_len: jax.Array,
+    ) -> tuple[jax.Array, jax.Array]:
+        meta = attention_metadata(
+            tables,
+            slots,
+            query_len,
+            context_len,
+            num_tokens=shape.num_tokens,
+            page_size=shape.page_size,
+            tile_size=BACKENDS[backend]().tile_size,
+            decode_only=decode_only,
+            backend=backend,
+        )
+        return paged_attention(
+            q,
+            k,
+            v,
+            pages,
+            meta,
+            scale=shape.scale,
+            window=shape.window,
+            soft_cap=shape.soft_cap,
+        )
+
+    return jax.jit(run)
+
+
+def run(shape: Shape, batch: Batch, backend: str, decode_only: bool = False) -> tuple[Array, Array]:
+    """Output [T, heads, D] and pages after the step, float32."""
+    floats = (jnp.asarray(x, shape.dtype) for x in (batch.q, batch.k, batch.v, batch.pages))
+    # The default product of float32 on a GPU is less precise than what is tested.
+    with jax.default_matmul_precision("highest"):
+        out, pages = step(shape, backend, decode_only)(
+            *floats, batch.tables, batch.slots, batch.query_len, batch.context_len
+        )
+    return np.asarray(out, np.float32), np.asarray(pages, np.float32)
+
+
+def check(
+    shape: Shape, rows: Sequence[Row], backend: str, *, decode_only: bool = False, seed: int = 0
+) -> None:
+    """Run `rows` through a backend, and hold output and pages to what they must be."""
+    batch = make_batch(shape, rows, seed)
+    out, pages = run(shape, batch, backend, decode_only)
+    expected = expected_output(shape, batch)
+    np.testing.assert_allclose(
+        out[: len(expected)], expected, atol=shape.tolerance, rtol=shape.tolerance
+    )
+    np.testing.assert_array_equal(pages, expected_pages(shape, batch))
