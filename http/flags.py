@@ -35,7 +35,12 @@ def add_flags(parser: argparse.ArgumentParser, config: type[Any], title: str) ->
 
 def read_flags[T](config: type[T], args: argparse.Namespace) -> T:
     """The dataclass that parsed flags describe."""
-    return config(**{each.name: getattr(args, each.name) for each in fields(config)})  # type: ignore[arg-type]
+    values = {each.name: getattr(args, each.name) for each in fields(config)}  # type: ignore[arg-type]
+    return config(**{name: _frozen(value) for name, value in values.items()})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def size(text: str) -> int:

@@ -50,5 +50,4 @@ class SamplingOptions:
     top_k: int | None = option(None, "Keep this many of the likeliest tokens.")
     min_p: float | None = option(None, "Drop tokens below this share of the likeliest one.")
     repetition_penalty: float | None = option(None, "Above 1 to repeat less.")
-    seed: int | None = option(None, "Makes the answer reproducible.")
     stop: tuple[str, ...] = option((), "Texts that end the answer.")

@@ -82,7 +82,7 @@ class FakeEngine:
 
     Attributes:
         answer: its text, cut to max_tokens.
-        fails_after: raise EngineDead after this many tokens.
+        fails_after: die after this many tokens.
         pause: seconds between tokens.
         seen, aborted: what came in.
         running: ids of requests in flight.
@@ -119,6 +119,7 @@ class FakeEngine:
         for position, (token, text) in enumerate(answer):
             await asyncio.sleep(self.pause)
             if position == self.fails_after:
+                self.errored = True
                 raise EngineDead("the device is gone")
             self.num_tokens += 1
             reason = "length" if position + 1 == params.max_tokens else "stop"

@@ -113,9 +113,9 @@ def test_token_buckets_reach_the_models_length(client: TestClient) -> None:
 def test_ends_are_counted_by_reason(client: TestClient, engine: FakeEngine) -> None:
     complete(client)
     complete(client, max_tokens=2, n=2)
+    client.post("/v1/completions", json={"prompt": "x" * 99})
     engine.fails_after = 1
     client.post("/v1/completions", json={"prompt": "a"})
-    client.post("/v1/completions", json={"prompt": "x" * 99})
     counts = {
         reason: value(client, "vllm:request_success_total", finished_reason=reason)
         for reason in ("stop", "length", "abort", "error")

@@ -1,0 +1,199 @@
+"""The command line: what it understands, and what it says when it does not."""
+
+import subprocess
+import sys
+from argparse import ArgumentTypeError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paged
+from paged.http.cli import main, parse
+from paged.http.flags import read_flags, size
+from paged.http.options import ServeOptions
+from paged.runtime.async_engine import AsyncEngine
+from paged.runtime.config import EngineConfig
+from paged.runtime.errors import ConfigError, EngineDead
+
+Capture = pytest.CaptureFixture[str]
+
+
+def engine_config(*argv: str) -> EngineConfig:
+    return read_flags(EngineConfig, parse(["serve", *argv]))
+
+
+def complaint(capsys: Capture, *argv: str) -> str:
+    """The one line that a mistake gives."""
+    with pytest.raises(SystemExit) as stopped:
+        parse(argv)
+    assert stopped.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("command", ["", "serve", "generate", "chat", "bench"])
+def test_help_is_instant(command: str) -> None:
+    """Nothing heavy is imported to print it."""
+    code = (
+        "import sys\n"
+        "from paged.http.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: print({'jax', 'numpy', 'transformers', 'starlette'} & {*sys.modules})"
+    )
+    argv = [sys.executable, "-c", code, *filter(None, [command]), "--help"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith("usage: paged")
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_it_is_a_module_too() -> None:
+    argv = [sys.executable, "-m", "paged.http", "--version"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == f"paged {paged.__version__}\n"
+
+
+def test_every_field_of_the_configuration_has_its_flag() -> None:
+    assert engine_config() == EngineConfig()
+    assert read_flags(ServeOptions, parse(["serve"])) == ServeOptions()
+    assert engine_config("--dtype", "bfloat16", "--gpu-memory-utilization", "0.5") == EngineConfig(
+        dtype="bfloat16", gpu_memory_utilization=0.5
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("17", 17),
+        ("-1", -1),
+        ("1k", 1000),
+        ("1K", 1024),
+        ("25.6k", 25_600),
+        ("2m", 2_000_000),
+        ("2M", 2 * 2**20),
+        ("1g", 10**9),
+        ("1G", 2**30),
+        (str(2**62 + 1), 2**62 + 1),
+    ],
+)
+def test_numbers_may_have_suffixes(text: str, number: int) -> None:
+    assert size(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "k", "1.5", "1kb", "0.1K", "1e3", "inf"])
+def test_other_numbers_are_refused(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="whole number"):
+        size(text)
+
+
+def test_numbers_with_suffixes_are_flags() -> None:
+    config = engine_config("--max-model-len", "4K", "--kv-cache-memory=2g")
+    assert (config.max_model_len, config.kv_cache_memory) == (4096, 2 * 10**9)
+    assert engine_config("--max-model-len", "auto").max_model_len == -1
+    assert engine_config("--max-model-len", "-1").max_model_len == -1
+
+
+def test_underscores_are_dashes() -> None:
+    assert engine_config("--max_num_seqs=3", "--download_dir", "/a_b").download_dir == "/a_b"
+
+
+def test_booleans_have_a_negation() -> None:
+    assert not engine_config("--no-enable-prefix-caching").enable_prefix_caching
+    assert engine_config("--enable-prefix-caching").enable_prefix_caching
+
+
+def test_the_model_is_an_argument_or_a_flag() -> None:
+    assert engine_config("org/name").model == "org/name"
+    assert engine_config("--model", "org/name").model == "org/name"
+    assert engine_config("--block-size", "32", "org/name").model == "org/name"
+    assert engine_config().model is None
+    for argv in (["a", "--model", "b"], ["--model", "a", "--model=b"]):
+        with pytest.raises(ConfigError, match="One server serves one model"):
+            engine_config(*argv)
+
+
+def test_flags_with_several_values() -> None:
+    argv = ["serve", "--served-model-name", "a", "b", "--api-key", "k"]
+    options = read_flags(ServeOptions, parse(argv))
+    assert (options.served_model_name, options.api_key) == (("a", "b"), ("k",))
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (
+            ["serve", "--max-num-seq", "3"],
+            "unknown flag --max-num-seq: did you mean --max-num-seqs?",
+        ),
+        (
+            ["serve", "--max-batch-size=3"],
+            "unknown flag --max-batch-size: did you mean --max-num-seqs?",
+        ),
+        (["serve", "--xyzzy"], "unknown flag --xyzzy"),
+        (["serve", "a", "b"], "unknown argument 'b'"),
+        (["serve", "--port", "x"], "argument --port: must be a whole number such as"),
+        (["serve", "--dtype", "int3"], "argument --dtype: invalid choice: 'int3'"),
+        (["serve", "--config"], "argument --config: expected one argument"),
+        (["sevre"], "argument COMMAND: invalid choice: 'sevre'"),
+        (["bench", "serve", "--num-prompt", "3"], "did you mean --num-prompts?"),
+    ],
+)
+def test_a_mistake_gives_one_line(capsys: Capture, argv: list[str], line: str) -> None:
+    assert line in complaint(capsys, *argv)
+
+
+def test_flags_of_other_engines_are_explained(capsys: Capture) -> None:
+    assert "one GPU per server" in complaint(capsys, "serve", "--tensor-parallel-size", "2")
+
+
+def test_flags_that_have_no_effect_are_accepted() -> None:
+    assert parse(["serve", "--swap-space", "4", "--disable-log-requests"]).swap_space == "4"
+
+
+def test_flags_may_come_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "flags.yaml"
+    path.write_text(
+        "model: org/name\nmax-model-len: 4K\nblock_size: 32\nenable-prefix-caching: false\n"
+        "served-model-name: [a, b]\ntokenizer: null\n"
+    )
+    config = engine_config("--config", str(path), "--block-size", "64")
+    assert config == EngineConfig(
+        model="org/name", max_model_len=4096, block_size=64, enable_prefix_caching=False
+    )
+    args = parse(["serve", "other", "--config", str(path)])
+    assert (args.model, args.served_model_name) == ("other", ["a", "b"])
+
+
+@pytest.mark.parametrize("content", [None, "- a\n- b\n", "a: [", "\xff"])
+def test_files_that_hold_no_flags(tmp_path: Path, capsys: Capture, content: str | None) -> None:
+    path = tmp_path / "flags.yaml"
+    if content is not None:
+        path.write_bytes(content.encode("latin-1"))
+    assert main(["serve", "--config", str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"paged: error: --config {path}: ")
+
+
+def test_a_mistake_in_a_file_is_one_of_the_command_line(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "flags.yaml"
+    path.write_text("max-num-seq: 3\n")
+    assert "did you mean --max-num-seqs?" in complaint(capsys, "serve", "--config", str(path))
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ConfigError("too small"), 2), (EngineDead("lost"), 1)]
+)
+def test_our_own_errors_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture, error: Exception, status: int
+) -> None:
+    def fail(config: EngineConfig) -> Any:
+        raise error
+
+    monkeypatch.setattr(AsyncEngine, "from_config", fail)
+    assert main(["generate", "--prompt", "a"]) == status
+    assert capsys.readouterr().err == f"paged: error: {error}\n"
+
+
+def test_other_errors_are_bugs_and_keep_their_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AsyncEngine, "from_config", lambda config: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["generate", "--prompt", "a"])
