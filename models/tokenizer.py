@@ -113,7 +113,7 @@ class Tokenizer:
         if token_id in self._added_tokens:
             return token.encode()
         if self._is_byte_level:
-            return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+            return b"".join(_BYTES.get(character) or character.encode() for character in token)
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes([int(token[3:5], 16)])
         return token.replace(_SPACE_PIECE, " ").encode()
@@ -129,22 +129,23 @@ class Tokenizer:
     @cached_property
     def _is_byte_level(self) -> bool:
         """Whether the vocabulary spells bytes as printable characters, as GPT-2's does."""
-        return b"ByteLevel" in self.backend.decoder.__getstate__()
+        decoder = self.backend.decoder
+        return decoder is not None and b"ByteLevel" in decoder.__getstate__()
 
     def _named_id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
         return None if token is None else self.backend.token_to_id(token)
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable character for each byte, inverted."""
+def _byte_alphabet() -> dict[str, bytes]:
+    """The byte that each character stands for in GPT-2's kind of vocabulary."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    moved = {chr(256 + index): byte for index, byte in enumerate(others)}
-    return {chr(byte): byte for byte in printable} | moved
+    moved = {chr(256 + index): bytes([byte]) for index, byte in enumerate(others)}
+    return {chr(byte): bytes([byte]) for byte in printable} | moved
 
 
-_BYTE_OF_CHARACTER = _byte_alphabet()
+_BYTES = _byte_alphabet()
 
 
 def tokenizer_from_folder(folder: Path, eos_token_ids: Iterable[int] = ()) -> Tokenizer:

@@ -254,6 +254,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "num_attention_heads": _architecture_key(file, "attention.head_count"),
         "num_key_value_heads": _num_kv_heads(file),
         "head_dim": file.metadata.get(f"{name}.attention.key_length"),
+        "partial_rotary_factor": _rotated_share(file, name),
         "max_position_embeddings": _architecture_key(file, "context_length"),
         "rope_theta": file.metadata.get(f"{name}.rope.freq_base"),
         "rms_norm_eps": _architecture_key(file, "attention.layer_norm_rms_epsilon"),
@@ -265,6 +266,15 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
     }
     return config | _rope_scaling(file, name)
+
+
+def _rotated_share(file: GgufFile, architecture: str) -> float:
+    """How much of a head is rotated; files that do not say rotate all of it."""
+    rotated = file.metadata.get(f"{architecture}.rope.dimension_count")
+    heads = _architecture_key(file, "attention.head_count")
+    size = _architecture_key(file, "embedding_length") // heads
+    size = file.metadata.get(f"{architecture}.attention.key_length") or size
+    return 1.0 if rotated is None else rotated / size
 
 
 def _rope_scaling(file: GgufFile, architecture: str) -> dict[str, Any]:

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paged.models.config import ConfigError
 from paged.models.loading import CheckpointError, resolve_model
 from paged.models.loading.gguf import GgufCheckpoint, GgufFile, gguf_config
+from paged.models.registry import model_config
 from paged.models.rope import rope_frequencies
 from tests.models.harness import Runner, load_golden, tiny_tensors
 
@@ -146,6 +148,15 @@ def test_rope_scaling_is_read(tmp_path):
     scaling = resolve_model(path).config.rope_scaling
     assert scaling is not None
     assert (scaling.kind, scaling.factor) == ("linear", 4.0)
+
+
+def test_partial_rotation_is_refused(tmp_path):
+    file = GgufFile(write_gguf(tmp_path / "m.gguf", load_golden("llama")))
+    file.metadata["llama.rope.dimension_count"] = 16
+    model_config(gguf_config(file))
+    file.metadata["llama.rope.dimension_count"] = 8
+    with pytest.raises(ConfigError, match="partial_rotary_factor"):
+        model_config(gguf_config(file))
 
 
 def test_unknown_architecture_is_refused(tmp_path):

@@ -239,6 +239,14 @@ def test_gguf_cuts_text_as_its_model_does(pre, pieces):
     assert [piece for piece, _ in cut] == pieces
 
 
+def test_gguf_token_that_is_no_spelling_of_bytes():
+    metadata = byte_level_metadata("gpt-2")
+    metadata["tokenizer.ggml.tokens"].append("a 日")
+    metadata["tokenizer.ggml.token_type"].append(1)
+    tokenizer = tokenizer_from_gguf(metadata)
+    assert tokenizer.token_bytes(tokenizer.vocab_size - 1) == "a 日".encode()
+
+
 def test_gguf_special_tokens_and_template():
     metadata = byte_level_metadata("llama-bpe", eot_token_id=7)
     tokenizer = tokenizer_from_gguf(metadata | {"tokenizer.chat_template": TEMPLATE})
