@@ -141,10 +141,7 @@ class OutputProcessor:
         """File the news of one sequence; True if the core must be told that it ended."""
         sequence = live.sequences[item.index]
         live.news[item.index] = sequence
-        metrics = live.metrics
-        metrics.first_scheduled_time = metrics.first_scheduled_time or item.first_scheduled_time
-        if item.token_ids and metrics.first_token_time is None:
-            metrics.first_token_time = now
+        self._note_times(live, item, now)
         if item.index == 0:
             live.num_cached_tokens = item.num_cached_tokens or live.num_cached_tokens
         if item.prompt_logprobs is not None:
@@ -158,6 +155,14 @@ class OutputProcessor:
         output.finish_reason, output.stop_reason = item.finish_reason, item.stop_reason
         output.error = item.error
         return False
+
+    def _note_times(self, live: _Request, item: SequenceOutput, now: float) -> None:
+        """Earlier outputs keep the times they were given: metrics are replaced, not changed."""
+        scheduled = item.first_scheduled_time
+        if live.metrics.first_scheduled_time is None and scheduled is not None:
+            live.metrics = replace(live.metrics, first_scheduled_time=scheduled)
+        if live.metrics.first_token_time is None and item.token_ids:
+            live.metrics = replace(live.metrics, first_token_time=now)
 
     def _append(self, live: _Request, sequence: _Sequence, item: SequenceOutput) -> None:
         """Add tokens and their text, up to the end of a stop string."""
@@ -206,7 +211,7 @@ class OutputProcessor:
         """What the caller gets after this step; None if it wants the end alone."""
         finished = live.finished
         if finished:
-            live.metrics.finished_time = now
+            live.metrics = replace(live.metrics, finished_time=now)
             del self._requests[live.request.request_id]
         kind = live.request.params.output_kind
         news, live.news = live.news, {}
@@ -226,7 +231,7 @@ class OutputProcessor:
             outputs=outputs,
             finished=finished,
             num_cached_tokens=live.num_cached_tokens,
-            metrics=replace(live.metrics),
+            metrics=live.metrics,
         )
 
 
@@ -251,11 +256,9 @@ def _fresh(index: int, params: SamplingParams) -> CompletionOutput:
 def _take_delta(sequence: _Sequence, params: SamplingParams) -> CompletionOutput:
     """Hand out what is new and start afresh; the sum of log-probabilities and the end stay."""
     delta = sequence.output
-    sequence.output = replace(
-        _fresh(delta.index, params),
-        cumulative_logprob=delta.cumulative_logprob,
-        finish_reason=delta.finish_reason,
-    )
+    sequence.output = _fresh(delta.index, params)
+    sequence.output.cumulative_logprob = delta.cumulative_logprob
+    sequence.output.finish_reason = delta.finish_reason
     return delta
 
 

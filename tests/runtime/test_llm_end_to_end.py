@@ -87,7 +87,13 @@ def test_both_ways_in_give_the_same(llm, engine):
 
 
 def test_deltas_add_up(llm, engine):
-    fields = {"temperature": 1.0, "seed": 3, "n": 3, "max_tokens": 30, "logprobs": 2}
+    fields: dict[str, Any] = {
+        "temperature": 1.0,
+        "seed": 3,
+        "n": 3,
+        "max_tokens": 30,
+        "logprobs": 2,
+    }
     whole = llm.generate("abc", SamplingParams(**fields), use_tqdm=False)[0]
     params = SamplingParams(**fields, output_kind=RequestOutputKind.DELTA)
     deltas = asyncio.run(collect(engine, "abc", params))
@@ -130,8 +136,7 @@ def test_leaving_gives_the_pages_back(engine):
 
 def test_token_ids_alone(flags):
     with LLM(**flags | {"skip_tokenizer_init": True}) as llm:
-        prompt = {"prompt_token_ids": [97, 98]}
-        (output,) = llm.generate(prompt, GREEDY, use_tqdm=False)  # type: ignore[arg-type]
+        (output,) = llm.generate({"prompt_token_ids": [97, 98]}, GREEDY, use_tqdm=False)
         assert len(output.outputs[0].token_ids) == 20
         assert output.outputs[0].text == ""
 
