@@ -31,8 +31,8 @@ class EngineConfig:
     skip_tokenizer_init: bool = _flag(False, "Token ids in and out only; load no tokenizer.")
     revision: str | None = _flag(None, "Branch, tag or commit of the hub repository.")
     download_dir: str | None = _flag(None, "Where hub files are cached; default the hub's own.")
-    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = _flag(
-        "auto", "Weight format; 'dummy' makes random weights from config.json alone."
+    load_format: Literal["auto", "dummy"] = _flag(
+        "auto", "Where weights come from: 'auto' the files, 'dummy' random from config.json alone."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _flag(
         "auto", "Element type of weights and activations; auto is the checkpoint's, float32 on CPU."
