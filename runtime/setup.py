@@ -144,7 +144,7 @@ def _provisional_shapes(
     """Shapes with the number of pages still open: one sequence's worth."""
     layout = cache_layout(model)
     wanted = config.max_model_len
-    length = model.max_position_embeddings if wanted in (None, -1) else wanted
+    length = model.context_length if wanted in (None, -1) else wanted
     pages = -(-length // config.block_size) + 1
     cache = CacheSpec(
         num_layers=layout.num_layers,
@@ -177,7 +177,7 @@ def _divide_memory(
     num_pages = kv_bytes // cache.bytes_per_page
     length = fit_model_len(
         config.max_model_len,
-        shapes.model.max_position_embeddings,
+        shapes.model.context_length,
         num_pages=num_pages,
         page_size=cache.page_size,
         kv_bytes=kv_bytes,
