@@ -39,7 +39,7 @@ class _Usage(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 class _Model(msgspec.Struct):
@@ -86,7 +86,7 @@ class StreamReader:
             record.error = f"a chunk that cannot be read: {error}"
             return
         if chunk.error is not None:
-            record.error = f"error in the stream: {bytes(chunk.error).decode()}"
+            record.error = f"error in the stream: {_message(chunk.error)}"
         if chunk.choices:
             record.chunk_times.append(now)
             for choice in chunk.choices:
@@ -195,6 +195,11 @@ async def first_model(http: HttpClient) -> str:
 def error_message(response: Response) -> str:
     """The message of an OpenAI error body, or else the body."""
     try:
-        return str(msgspec.json.decode(response.body)["error"]["message"])
+        return _message(msgspec.json.decode(response.body)["error"])
     except (msgspec.DecodeError, KeyError, TypeError):
         return response.body.decode(errors="replace").strip()
+
+
+def _message(error: Any) -> str:
+    """What an OpenAI error object says."""
+    return str(error["message"]) if isinstance(error, dict) and "message" in error else str(error)

@@ -9,6 +9,7 @@ import os
 import resource
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -42,6 +43,7 @@ from paged.runtime.errors import ConfigError
 # Smaller than the vocabulary of any model in use: for servers whose own is not known.
 _SAFE_VOCAB_SIZE = 32_000
 _SECONDS_BETWEEN_TRIES = 1.0
+_MODELS_TIMEOUT = 30.0
 _MOST_FILES = 65_536
 
 
@@ -85,36 +87,25 @@ def run_serve(args: argparse.Namespace) -> int:
 
 async def measure(run: ServeRun) -> tuple[str, ServeSummary]:
     """The name of the model, and what its clients saw."""
-    server, load = run.server, run.load
+    server = run.server
     url = server.base_url or f"http://{server.host}:{server.port}"
-    http = HttpClient(url, _headers(server), verify=not server.insecure)
     tokenizer, vocab_size = _vocabulary(run)
-    encode = tokenizer.encode if tokenizer is not None else None
-    requests = select_requests(run.workload, seed=load.seed, vocab_size=vocab_size, encode=encode)
-    if _is_chat(server):
-        requests = [_as_text(request, tokenizer) for request in requests]
-    times = arrival_times(len(requests), load)
-    model = server.served_model_name or server.model or await _await_model(http, server)
-    ignore_eos = load.ignore_eos or run.workload.generated
-    client = OpenAIClient(
-        http=http,
-        path=server.endpoint or (CHAT_COMPLETIONS if _is_chat(server) else COMPLETIONS),
-        is_chat=_is_chat(server),
-        fields=request_fields(server, run.sampling, model, ignore_eos=ignore_eos),
-        tokenizer=tokenizer,
-        timeout=server.request_timeout_sec,
-    )
-    await _await_answer(client, requests[0], server.ready_check_timeout_sec)
-    await _warm_up(client, requests, load)
-    with tqdm(total=len(requests), disable=run.report.disable_tqdm, unit="req") as bar:
-        summary = await send_all(
-            requests,
-            times,
-            client.stream,
-            max_concurrency=load.max_concurrency,
-            on_done=bar.update,
-        )
-    http.close()
+    requests = _requests(run, tokenizer, vocab_size)
+    times = arrival_times(len(requests), run.load)
+    # uvloop never returns from a loop that ends with a connection open.
+    with closing(HttpClient(url, _headers(server), verify=not server.insecure)) as http:
+        model = server.served_model_name or server.model or await _await_model(http, server)
+        client = _client(run, http, model, tokenizer)
+        await _await_answer(client, requests[0], server.ready_check_timeout_sec)
+        await _warm_up(client, requests, run.load)
+        with tqdm(total=len(requests), disable=run.report.disable_tqdm, unit="req") as bar:
+            summary = await send_all(
+                requests,
+                times,
+                client.stream,
+                max_concurrency=run.load.max_concurrency,
+                on_done=bar.update,
+            )
     return model, replace(summary, goals=run.report.goodput)
 
 
@@ -140,6 +131,35 @@ def allow_many_connections() -> None:
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _requests(
+    run: ServeRun, tokenizer: Tokenizer | None, vocab_size: int | None
+) -> list[BenchRequest]:
+    requests = select_requests(
+        run.workload,
+        seed=run.load.seed,
+        vocab_size=vocab_size,
+        encode=None if tokenizer is None else tokenizer.encode,
+    )
+    if _is_chat(run.server):
+        return [_as_text(request, tokenizer) for request in requests]
+    return requests
+
+
+def _client(
+    run: ServeRun, http: HttpClient, model: str, tokenizer: Tokenizer | None
+) -> OpenAIClient:
+    is_chat = _is_chat(run.server)
+    ignore_eos = run.load.ignore_eos or run.workload.generated
+    return OpenAIClient(
+        http=http,
+        path=run.server.endpoint or (CHAT_COMPLETIONS if is_chat else COMPLETIONS),
+        is_chat=is_chat,
+        fields=request_fields(run.server, run.sampling, model, ignore_eos=ignore_eos),
+        tokenizer=tokenizer,
+        timeout=run.server.request_timeout_sec,
+    )
 
 
 def _is_chat(server: ServerOptions) -> bool:
@@ -179,7 +199,7 @@ async def _await_model(http: HttpClient, server: ServerOptions) -> str:
     give_up = time.monotonic() + server.ready_check_timeout_sec
     while True:
         try:
-            async with asyncio.timeout(server.request_timeout_sec):
+            async with asyncio.timeout(_MODELS_TIMEOUT):
                 return await first_model(http)
         except OSError as error:
             await _wait_until(give_up, f"The server cannot be reached: {error}")
@@ -190,6 +210,7 @@ async def _await_answer(client: OpenAIClient, request: BenchRequest, patience: f
     if patience <= 0:
         return
     give_up = time.monotonic() + patience
+    client = replace(client, timeout=min(client.timeout, patience))
     while True:
         record = await client.stream(reversed_prompt(request))
         if record.error is None:

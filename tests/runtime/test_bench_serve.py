@@ -1,0 +1,358 @@
+"""`paged bench serve` against a small server whose answers and timing are known."""
+
+import argparse
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paged.runtime.bench.arguments import add_arguments, run
+from paged.runtime.bench.client import StreamReader
+from paged.runtime.bench.connection import HttpClient
+from paged.runtime.bench.metrics import RequestRecord
+from paged.runtime.errors import ConfigError
+
+FIRST_AFTER, GAP, CHUNKS = 0.06, 0.02, 4
+SLACK = 0.5  # seconds that a busy machine may add
+
+
+@dataclass
+class FakeServer:
+    """An OpenAI server of a few lines: four chunks of one token, at known times.
+
+    Attributes:
+        bodies: of the requests it got, in order.
+        num_connections: that were opened.
+        in_flight, peak: requests at this moment, and at most.
+        trouble: what it does wrong.
+    """
+
+    trouble: str = ""
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)
+    num_connections: int = 0
+    in_flight: int = 0
+    peak: int = 0
+    port: int = 0
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        try:
+            while await self._answer(reader, writer):
+                pass
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Whether the connection stays open."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        self.heads.append(head)
+        length = int(head.lower().split("content-length: ")[1].split()[0])
+        body = await reader.readexactly(length)
+        if head.startswith("GET /v1/models "):
+            await whole(writer, 200, {"data": [{"id": "tiny-model"}]})
+            return True
+        self.bodies.append(json.loads(body))
+        self.in_flight += 1
+        self.peak = max(self.peak, self.in_flight)
+        stays = await self._generate(writer)
+        self.in_flight -= 1
+        return stays
+
+    async def _generate(self, writer: asyncio.StreamWriter) -> bool:
+        if self.trouble == "refuses":
+            await whole(writer, 400, {"error": {"message": "prompt is too long"}})
+            return True
+        if self.trouble == "refuses the second" and len(self.bodies) == 2:
+            await whole(writer, 500, {"error": {"message": "out of pages"}})
+            return True
+        if self.trouble == "hangs":
+            await asyncio.sleep(5)
+        if self.trouble == "hangs up":
+            return False
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await asyncio.sleep(FIRST_AFTER)
+        for index in range(CHUNKS):
+            if index:
+                await asyncio.sleep(GAP)
+            if self.trouble == "breaks off" and index == 2:
+                return False
+            if self.trouble == "stumbles" and index == 2:
+                event(writer, {"error": {"message": "the device failed"}})
+                break
+            event(writer, {"choices": [choice(self.bodies[-1], f"w{index} ")]})
+        if self.trouble != "does not count":
+            event(writer, {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 7}})
+        writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+        await writer.drain()
+        return self.trouble != "closes"
+
+
+def choice(body: dict[str, Any], text: str) -> dict[str, Any]:
+    return {"delta": {"content": text}} if "messages" in body else {"text": text}
+
+
+def event(writer: asyncio.StreamWriter, content: dict[str, Any]) -> None:
+    data = b"data: " + json.dumps(content).encode() + b"\n\n"
+    writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+
+async def whole(writer: asyncio.StreamWriter, status: int, content: dict[str, Any]) -> None:
+    data = json.dumps(content).encode()
+    writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+    await writer.drain()
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Iterator[FakeServer]:
+    """In a thread with a loop of its own; the parameter, if any, is its trouble."""
+    fake = FakeServer(trouble=getattr(request, "param", ""))
+    loop = asyncio.new_event_loop()
+    listening = loop.run_until_complete(asyncio.start_server(fake.connected, "127.0.0.1", 0))
+    fake.port = listening.sockets[0].getsockname()[1]
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield fake
+    asyncio.run_coroutine_threadsafe(shut_down(listening), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+async def shut_down(listening: asyncio.Server) -> None:
+    listening.close()
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def bench(server: FakeServer, tmp_path: Path, *flags: str) -> tuple[int, dict[str, Any]]:
+    """The exit status and the saved result of a run."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser, lambda _: None)
+    where = ["--port", str(server.port), "--result-dir", str(tmp_path), "--save-result"]
+    small = ["--num-prompts", "6", "--input-len", "9", "--output-len", "7", "--disable-tqdm"]
+    args = parser.parse_args(["serve", *where, *small, "--save-detailed", *flags])
+    status = run(args)
+    [path] = tmp_path.glob("*.json")
+    return status, json.loads(path.read_text())
+
+
+def test_times_and_counts_are_those_of_the_server(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, result = bench(server, tmp_path)
+    assert (status, result["completed"], result["failed"]) == (0, 6, 0)
+    assert (result["total_input_tokens"], result["total_output_tokens"]) == (54, 42)
+    assert result["model_id"] == "tiny-model"
+    assert FIRST_AFTER * 1000 <= result["median_ttft_ms"] < (FIRST_AFTER + SLACK) * 1000
+    assert GAP * 900 < result["median_itl_ms"] < (GAP + SLACK) * 1000
+    after_first = result["mean_e2el_ms"] - result["mean_ttft_ms"]
+    assert result["mean_tpot_ms"] == pytest.approx(after_first / 6)
+    assert [len(gaps) for gaps in result["itls"]] == [CHUNKS - 1] * 6
+    assert result["generated_texts"] == ["w0 w1 w2 w3 "] * 6
+    assert result["max_concurrent_requests"] == 6
+    printed = capsys.readouterr().out
+    assert "Successful requests:                     6" in printed
+    assert "P99 E2EL (ms):" in printed
+
+
+def test_requests_say_what_was_asked(server: FakeServer, tmp_path: Path) -> None:
+    extra = ["--extra-body", '{"cache_salt": "a"}', "--header", "X-Team=blue", "--top-p", "0.9"]
+    bench(server, tmp_path, *extra)
+    for body in server.bodies:
+        prompt = body.pop("prompt")
+        assert len(prompt) == 9
+        assert all(1000 <= token < 32_000 for token in prompt)
+        assert body == {
+            "model": "tiny-model",
+            "max_tokens": 7,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": 0.0,
+            "top_p": 0.9,
+            "ignore_eos": True,
+            "cache_salt": "a",
+        }
+    assert all("X-Team: blue\r\n" in head for head in server.heads)
+
+
+def test_the_first_try_and_warm_ups_are_neither_counted_nor_alike(
+    server: FakeServer, tmp_path: Path
+) -> None:
+    _, result = bench(server, tmp_path, "--num-warmups", "2")
+    assert len(server.bodies) == 1 + 2 + 6
+    assert result["completed"] == 6
+    prompts = [body["prompt"] for body in server.bodies]
+    assert prompts[0] == prompts[1] == prompts[3][::-1]
+
+
+def test_concurrency_is_bounded_and_connections_are_kept(
+    server: FakeServer, tmp_path: Path
+) -> None:
+    _, result = bench(server, tmp_path, "--max-concurrency", "2")
+    assert server.peak == result["max_concurrent_requests"] == 2
+    assert server.num_connections == 2
+    assert result["duration"] >= 3 * (FIRST_AFTER + (CHUNKS - 1) * GAP)
+
+
+@pytest.mark.parametrize("server", ["closes"], indirect=True)
+def test_a_connection_that_was_closed_is_opened_again(server: FakeServer, tmp_path: Path) -> None:
+    status, _ = bench(server, tmp_path, "--max-concurrency", "1")
+    assert status == 0
+    assert server.num_connections == 1 + 6
+
+
+def test_a_rate_spaces_requests(server: FakeServer, tmp_path: Path) -> None:
+    _, result = bench(server, tmp_path, "--request-rate", "20", "--seed", "1")
+    assert result["start_times"] == sorted(set(result["start_times"]))
+    assert result["duration"] >= 6 / 20
+    assert result["request_rate"] == 20.0
+
+
+def test_chats_send_texts(server: FakeServer, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "Name a river."}\n' * 6)
+    chat = ["--backend", "openai-chat", "--dataset-name", "custom", "--dataset-path", str(path)]
+    status, result = bench(server, tmp_path, *chat)
+    assert status == 0
+    assert result["generated_texts"] == ["w0 w1 w2 w3 "] * 6
+    assert server.heads[-1].startswith("POST /v1/chat/completions ")
+    assert server.bodies[-1]["messages"] == [{"role": "user", "content": "Name a river."}]
+    assert server.bodies[-1]["max_completion_tokens"] == 7
+    assert "ignore_eos" not in server.bodies[-1]
+
+
+def test_chats_of_random_ids_need_a_tokenizer(server: FakeServer, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--backend openai-chat sends texts"):
+        bench(server, tmp_path, "--backend", "openai-chat")
+
+
+@pytest.mark.parametrize("server", ["does not count"], indirect=True)
+def test_chunks_stand_in_for_a_count_and_the_report_says_so(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, result = bench(server, tmp_path)
+    assert (result["total_input_tokens"], result["total_output_tokens"]) == (54, 6 * CHUNKS)
+    assert "did not count the tokens of 6 requests" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("server", "cause"),
+    [
+        ("refuses", "HTTP 400: prompt is too long"),
+        ("hangs", "not finished after 0.2 s (--request-timeout-sec)"),
+        ("hangs up", "ConnectionResetError: the server closed the connection"),
+        ("breaks off", "ConnectionResetError: the server closed the connection"),
+        ("stumbles", "error in the stream: the device failed"),
+    ],
+    indirect=["server"],
+)
+def test_failures_are_counted_with_their_cause(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], cause: str
+) -> None:
+    patience = ["--ready-check-timeout-sec", "0", "--request-timeout-sec", "0.2"]
+    status, result = bench(server, tmp_path, "--model", "m", *patience)
+    assert (status, result["completed"]) == (1, 0)
+    assert result["failures_by_cause"] == {cause: 6}
+    assert f"      6 x {cause}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("server", ["refuses the second"], indirect=True)
+def test_one_failure_does_not_stop_the_others(server: FakeServer, tmp_path: Path) -> None:
+    status, result = bench(server, tmp_path)
+    assert (status, result["completed"], result["failed"]) == (1, 5, 1)
+    assert result["failures_by_cause"] == {"HTTP 500: out of pages": 1}
+
+
+@pytest.mark.parametrize("server", ["refuses"], indirect=True)
+def test_a_refused_first_try_ends_the_run(server: FakeServer, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="refuses the first request: HTTP 400"):
+        bench(server, tmp_path)
+
+
+def test_an_absent_server_is_not_awaited_for_ever(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="The server cannot be reached"):
+        bench(FakeServer(port=9), tmp_path, "--ready-check-timeout-sec", "0.1")
+
+
+def test_results_are_appended_line_by_line(server: FakeServer, tmp_path: Path) -> None:
+    where = ["--result-filename", "all.json", "--append-result", "--metadata", "gpu=none"]
+    _, result = bench(server, tmp_path, *where)
+    assert result["gpu"] == "none"
+    with pytest.raises(json.JSONDecodeError, match="Extra data"):
+        bench(server, tmp_path, *where)
+    lines = (tmp_path / "all.json").read_text().splitlines()
+    assert [json.loads(line)["completed"] for line in lines] == [6, 6]
+
+
+def read(*pieces: bytes) -> RequestRecord:
+    record = RequestRecord(start=0.0, num_input_tokens=1)
+    ticks = iter(range(1, 100))
+    reader = StreamReader(record, lambda: float(next(ticks)))
+    for piece in pieces:
+        reader.feed(piece)
+    reader.finish()
+    return record
+
+
+def test_events_may_be_cut_anywhere() -> None:
+    stream = b': ping\r\n\r\ndata: {"choices": [{"text": "\xc3\xa9"}]}\r\n\r\ndata: [DONE]\r\n\r\n'
+    for cut in range(len(stream)):
+        assert read(stream[:cut], stream[cut:]).text == "é"
+
+
+def test_a_chunk_without_a_choice_is_not_the_first_token() -> None:
+    usage = b'data: {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}\n\n'
+    record = read(usage, b'data: {"choices": [{"text": ""}]}\n\n')
+    assert record.chunk_times == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("stream", "error"),
+    [
+        (b"data: [DONE]\n\n", "the stream ended without a token"),
+        (b"data: {\n\n", "a chunk that cannot be read"),
+        (
+            b'data: {"choices": [{"text": "", "finish_reason": "abort"}]}\n\n',
+            "finish_reason 'abort'",
+        ),
+    ],
+)
+def test_streams_that_went_wrong(stream: bytes, error: str) -> None:
+    record = read(stream)
+    assert record.error is not None
+    assert error in record.error
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://"])
+def test_a_base_url_needs_scheme_and_host(url: str) -> None:
+    with pytest.raises(ConfigError, match="--base-url must look like"):
+        HttpClient(url, {})
+
+
+def test_a_body_may_end_with_the_connection() -> None:
+    """As servers of HTTP/1.0 do it."""
+
+    async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.0 200 OK\r\n\r\nabc")
+        writer.close()
+
+    async def get() -> bytes:
+        server = await asyncio.start_server(old, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            with closing(HttpClient(f"http://127.0.0.1:{port}", {})) as client:
+                return (await client.get("/")).body
+
+    assert asyncio.run(get()) == b"abc"
