@@ -1,0 +1,68 @@
+"""The kernels compile for an H200, in registers, without copying the pages, on any machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.paged import aot
+from tests.paged.ragged import Shape, step
+
+pytestmark = [
+    pytest.mark.skipif(not aot.available(), reason="needs jax[cuda13]"),
+    # What replaces this backend is not as fast yet.
+    pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated"),
+]
+
+MIXED = Shape(heads=32, kv_heads=8, dtype="bfloat16", num_rows=64, num_tokens=512, max_len=4096)
+DECODE = dataclasses.replace(MIXED, num_tokens=64)
+
+
+def compiled(shape: Shape) -> jax.stages.Compiled:
+    """One layer's attention for a shape, its pages donated."""
+    vector = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+    tokens = functools.partial(jax.ShapeDtypeStruct, dtype=shape.dtype)
+    return aot.compile_for_h200(
+        step(shape, "triton", decode_only=shape.num_tokens == shape.num_rows),
+        tokens((shape.num_tokens, shape.heads, shape.head_dim)),
+        tokens((shape.num_tokens, shape.kv_heads, shape.head_dim)),
+        tokens((shape.num_tokens, shape.kv_heads, shape.head_dim)),
+        tokens((shape.num_pages, shape.page_size, 2 * shape.kv_heads, shape.head_dim)),
+        vector((shape.num_slots, shape.pages_per_table)),
+        vector((shape.num_rows,)),
+        vector((shape.num_rows,)),
+        vector((shape.num_rows,)),
+        donate=(3,),
+    )
+
+
+@pytest.mark.parametrize("shape", [MIXED, DECODE], ids=["mixed", "decode"])
+def test_pages_are_updated_in_place_and_nothing_loops_over_the_host(shape: Shape) -> None:
+    program = compiled(shape)
+    memory = program.memory_analysis()
+    assert memory is not None
+    bytes_of_pages = shape.num_pages * shape.page_size * 2 * shape.kv_heads * shape.head_dim * 2
+    assert memory.temp_size_in_bytes < bytes_of_pages // 8
+    text = program.as_text()
+    assert text is not None
+    assert "paged_decode" in text
+    assert " while(" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page_size", [8, 16, 128])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("group", [1, 4, 7, 16, 24])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 1000, "soft_cap": 50.0}], ids=["plain", "gemma"]
+)
+def test_every_shape_compiles_without_spilling(
+    page_size: int, head_dim: int, group: int, dtype: str, options: dict[str, float]
+) -> None:
+    heads = {"heads": 2 * group, "kv_heads": 2, "head_dim": head_dim}
+    compiled(dataclasses.replace(MIXED, page_size=page_size, dtype=dtype, **heads, **options))
