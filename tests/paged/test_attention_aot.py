@@ -58,11 +58,23 @@ def test_pages_are_updated_in_place_and_nothing_loops_over_the_host(shape: Shape
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("group", [1, 4, 7, 16, 24])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize(
-    "options", [{}, {"window": 1000, "soft_cap": 50.0}], ids=["plain", "gemma"]
-)
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (1000, 50.0)])
 def test_every_shape_compiles_without_spilling(
-    page_size: int, head_dim: int, group: int, dtype: str, options: dict[str, float]
+    page_size: int,
+    head_dim: int,
+    group: int,
+    dtype: str,
+    window: int | None,
+    soft_cap: float | None,
 ) -> None:
-    heads = {"heads": 2 * group, "kv_heads": 2, "head_dim": head_dim}
-    compiled(dataclasses.replace(MIXED, page_size=page_size, dtype=dtype, **heads, **options))
+    shape = dataclasses.replace(
+        MIXED,
+        heads=2 * group,
+        kv_heads=2,
+        head_dim=head_dim,
+        page_size=page_size,
+        dtype=dtype,
+        window=window,
+        soft_cap=soft_cap,
+    )
+    compiled(shape)
