@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, Self
 
 from paged.runtime.bench.baselines import BASELINES
@@ -26,10 +26,16 @@ def add_options(parser: argparse.ArgumentParser, options: type[Any], title: str)
     """One flag for each field, in a group of its own."""
     group = parser.add_argument_group(title)
     for each in fields(options):
-        how: dict[str, Any] = {"default": each.default, **each.metadata}
+        how: dict[str, Any] = {"default": each.default, **each.metadata, "help": _help(each)}
         if isinstance(each.default, bool):
             how["action"] = "store_true"
         group.add_argument(f"--{each.name.replace('_', '-')}", **how)
+
+
+def _help(each: Field[Any]) -> str:
+    text: str = each.metadata["help"]
+    silent = each.default in (None, False) or isinstance(each.default, tuple)
+    return text if silent else f"{text} (default: {each.default})"
 
 
 class FromArguments:
@@ -202,6 +208,9 @@ class ServerOptions(FromArguments):
         "Folder, GGUF file or hub id of the tokenizer, for texts and the vocabulary's size; "
         "default --model if that is a local path.",
     )
+    skip_tokenizer_init: bool = _option(
+        False, "Take only the vocabulary's size from there; the model has no tokenizer."
+    )
     header: Sequence[tuple[str, str]] = _option(
         (), "Headers to send, as KEY=VALUE.", type=key_value, nargs="*", metavar="KEY=VALUE"
     )
@@ -268,10 +277,10 @@ class ReportOptions(FromArguments):
         metavar="METRIC:MS",
     )
     percentile_metrics: tuple[str, ...] = _option(
-        METRICS, "Metrics to report, of ttft,tpot,itl,e2el.", type=metric_names
+        METRICS, "Metrics to report, out of ttft,tpot,itl,e2el; default all.", type=metric_names
     )
     metric_percentiles: tuple[float, ...] = _option(
-        (50.0, 90.0, 99.0), "Percentiles to report, as 50,90,99.", type=percentiles
+        (50.0, 90.0, 99.0), "Percentiles to report; default 50,90,99.", type=percentiles
     )
     save_result: bool = _option(False, "Write the results as JSON.")
     save_detailed: bool = _option(False, "Write each request's numbers and text too.")

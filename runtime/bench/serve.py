@@ -183,7 +183,8 @@ def _vocabulary(run: ServeRun) -> tuple[Tokenizer | None, int | None]:
     from paged.models.loading import resolve_model
 
     source = resolve_model(name, load_format="dummy")
-    return source.tokenizer(), source.config.vocab_size
+    tokenizer = None if run.server.skip_tokenizer_init else source.tokenizer()
+    return tokenizer, source.config.vocab_size
 
 
 def _as_text(request: BenchRequest, tokenizer: Tokenizer | None) -> BenchRequest:
