@@ -381,6 +381,15 @@ def test_a_fork_added_late_waits_for_the_rest_of_the_prompt() -> None:
     ]
 
 
+def test_forks_do_not_wait_for_a_parent_that_ended_before_its_prompt_was_done() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=8)
+    parent = add(scheduler, 1, tokens(1, 10))
+    fork(scheduler, 2, parent)
+    step(scheduler)
+    scheduler.abort([1])
+    assert rows(step(scheduler)) == [(2, 8, 2)]
+
+
 def test_forks_wait_for_a_parent_that_was_preempted_before_its_prompt_was_done() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=8)
     parent = add(scheduler, 1, tokens(1, 10))
@@ -395,16 +404,13 @@ def test_forks_wait_for_a_parent_that_was_preempted_before_its_prompt_was_done()
 
 
 def test_a_preempted_fork_finds_its_own_outputs_in_the_prefix_cache() -> None:
-    scheduler = make_scheduler(num_pages=9)
+    scheduler = make_scheduler(num_pages=14)
+    add(scheduler, 0, tokens(0, 12))
     parent = add(scheduler, 1, tokens(1, 7))
     child = fork(scheduler, 2, parent)
-    while child.status is not Status.PREEMPTED:
-        step(scheduler)
-    num_tokens = child.num_tokens
-    scheduler.abort([parent.sequence_id])
-    [(_, start, length)] = rows(step(scheduler))
-    assert start > len(child.prompt)
-    assert start + length == num_tokens
+    run_until_preempted(scheduler, child)
+    scheduler.abort([0])
+    assert rows(step(scheduler))[-1] == (2, 16, 1)
 
 
 def test_no_page_is_copied_in_the_step_that_writes_it_again() -> None:
