@@ -60,7 +60,9 @@ def _add_latency(kinds: Any, add_engine_flags: AddFlags) -> None:
 
 
 def _add_serve(kinds: Any) -> None:
-    parser = kinds.add_parser("serve", help="load on any server that speaks the OpenAI API")
+    parser = kinds.add_parser(
+        "serve", usage="%(prog)s [flags]", help="load on any server that speaks the OpenAI API"
+    )
     add_options(parser, ServerOptions, "server")
     add_options(parser, WorkloadOptions, "workload")
     add_options(parser, LoadOptions, "load")
