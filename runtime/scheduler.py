@@ -14,13 +14,14 @@ read it. Pages are given back at once for the same reason: their next owner's st
 from __future__ import annotations
 
 from collections import abc
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from paged.pool import PagePool
 from paged.prefix import extend_hashes
+from paged.runtime.draft import Draft
 from paged.runtime.order import ORDERS, Line, WaitingLine
-from paged.runtime.plan import PageCopy, PageUpdate, Row, StepPlan, TokenEvent
+from paged.runtime.plan import PageCopy, Row, StepPlan, TokenEvent
 from paged.runtime.sequence import FinishReason, Sequence, Status
 
 
@@ -72,38 +73,6 @@ class _Prefix(NamedTuple):
 
     num_tokens: int
     pages: list[int]  # the last may be filled in part
-
-
-@dataclass
-class _Draft:
-    """A plan in the making; `budget` is the number of tokens it has room for."""
-
-    budget: int
-    decodes: list[Row] = field(default_factory=list)
-    chunks: list[Row] = field(default_factory=list)
-    admitted: list[Sequence] = field(default_factory=list)
-    page_updates: list[PageUpdate] = field(default_factory=list)
-    copies: list[PageCopy] = field(default_factory=list)
-
-    def give_pages(self, sequence: Sequence, pages: list[int]) -> None:
-        assert sequence.slot is not None, "only a running sequence has a page table"
-        for index, page in enumerate(pages, start=len(sequence.page_table)):
-            self.page_updates.append(PageUpdate(sequence.slot, index, page))
-        sequence.page_table += pages
-
-    def prefills(self, sequence: Sequence) -> bool:
-        """Whether the plan computes prompt tokens of the sequence."""
-        num_prompt = len(sequence.prompt)
-        rows = (*self.chunks, *self.decodes)
-        return any(row.sequence is sequence and row.start < num_prompt for row in rows)
-
-    def finish(self) -> StepPlan:
-        return StepPlan(
-            rows=(*self.decodes, *self.chunks),
-            admitted=tuple(self.admitted),
-            page_updates=tuple(self.page_updates),
-            copies=tuple(self.copies),
-        )
 
 
 class Scheduler:
@@ -208,7 +177,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None if nothing can advance before a step in flight is read."""
-        draft = _Draft(budget=self.config.max_num_batched_tokens)
+        draft = Draft(budget=self.config.max_num_batched_tokens)
         preempted = self._schedule_running(draft)
         if not preempted:
             self._schedule_waiting(draft)
@@ -244,7 +213,7 @@ class Scheduler:
             events.append(TokenEvent(sequence, index, token, reason))
         return events
 
-    def _schedule_running(self, draft: _Draft) -> bool:
+    def _schedule_running(self, draft: Draft) -> bool:
         """Advance the running sequences; return whether one had to be preempted for it."""
         num_preemptions, page_size = self.num_preemptions, self.pool.page_size
         # A preemption removes the last in line, which has no row yet: the loop only ends sooner.
@@ -263,7 +232,7 @@ class Scheduler:
                 self._add_row(draft, sequence, 1, samples=True)
         return self.num_preemptions > num_preemptions
 
-    def _schedule_waiting(self, draft: _Draft) -> None:
+    def _schedule_waiting(self, draft: Draft) -> None:
         """Admit from the front of the line until one does not fit; nobody overtakes it."""
         while self._free_slots and draft.budget and (sequence := self._waiting.first):
             if not self._admit(draft, sequence):
@@ -275,7 +244,7 @@ class Scheduler:
             return min(num_left, budget, self.config.long_prefill_token_threshold or num_left)
         return num_left if num_left <= budget else 0
 
-    def _add_page(self, draft: _Draft, sequence: Sequence) -> bool:
+    def _add_page(self, draft: Draft, sequence: Sequence) -> bool:
         """Give a running sequence one more page, at the cost of the last in line if need be.
 
         Returns False if that is the sequence itself.
@@ -289,7 +258,7 @@ class Scheduler:
         draft.give_pages(sequence, self.pool.allocate(1))
         return True
 
-    def _admit(self, draft: _Draft, sequence: Sequence) -> bool:
+    def _admit(self, draft: Draft, sequence: Sequence) -> bool:
         """Give the sequence a slot and pages for all its known tokens, if that leaves some over."""
         if sequence.num_pending:
             return False  # preempted, and its newest tokens are still on the way
@@ -325,7 +294,7 @@ class Scheduler:
                 self.prefix_queries += len(sequence.prompt)
                 self.prefix_hits += num_computed
 
-    def _find_prefix(self, draft: _Draft, sequence: Sequence) -> _Prefix:
+    def _find_prefix(self, draft: Draft, sequence: Sequence) -> _Prefix:
         """The tokens that need not be computed: all but at least one, whose logits are wanted."""
         if not sequence.reads_prefix_cache:
             return _Prefix(0, [])
@@ -341,12 +310,12 @@ class Scheduler:
         pages = self.pool.match(sequence.page_hashes[:num_pages])
         return _Prefix(len(pages) * page_size, pages)
 
-    def _has_prompt(self, draft: _Draft, parent: Sequence) -> bool:
+    def _has_prompt(self, draft: Draft, parent: Sequence) -> bool:
         """Whether earlier steps wrote the parent's prompt: a step copies pages before it writes."""
         running = parent.status is Status.RUNNING and parent.num_computed >= len(parent.prompt)
         return running and not draft.prefills(parent)
 
-    def _add_row(self, draft: _Draft, sequence: Sequence, length: int, samples: bool) -> None:
+    def _add_row(self, draft: Draft, sequence: Sequence, length: int, samples: bool) -> None:
         """Let the sequence advance by `length` tokens, which its pages have room for."""
         assert sequence.slot is not None, "only a running sequence advances"
         row = Row(sequence, sequence.slot, sequence.num_computed, length, samples)

@@ -1,0 +1,46 @@
+"""A step's plan in the making."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paged.runtime.plan import PageCopy, PageUpdate, Row, StepPlan
+from paged.runtime.sequence import Sequence
+
+
+@dataclass
+class Draft:
+    """What the scheduler has decided so far.
+
+    Attributes:
+        budget: tokens that the step still has room for.
+        decodes, chunks: its rows of one token, and the longer ones.
+        admitted, page_updates, copies: see `StepPlan`.
+    """
+
+    budget: int
+    decodes: list[Row] = field(default_factory=list)
+    chunks: list[Row] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
+    page_updates: list[PageUpdate] = field(default_factory=list)
+    copies: list[PageCopy] = field(default_factory=list)
+
+    def give_pages(self, sequence: Sequence, pages: list[int]) -> None:
+        assert sequence.slot is not None, "only a running sequence has a page table"
+        for index, page in enumerate(pages, start=len(sequence.page_table)):
+            self.page_updates.append(PageUpdate(sequence.slot, index, page))
+        sequence.page_table += pages
+
+    def prefills(self, sequence: Sequence) -> bool:
+        """Whether the plan computes prompt tokens of the sequence."""
+        num_prompt = len(sequence.prompt)
+        rows = (*self.chunks, *self.decodes)
+        return any(row.sequence is sequence and row.start < num_prompt for row in rows)
+
+    def finish(self) -> StepPlan:
+        return StepPlan(
+            rows=(*self.decodes, *self.chunks),
+            admitted=tuple(self.admitted),
+            page_updates=tuple(self.page_updates),
+            copies=tuple(self.copies),
+        )
