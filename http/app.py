@@ -18,7 +18,7 @@ from paged.http.body import json_response
 from paged.http.chat import chat_completions
 from paged.http.completions import completions
 from paged.http.engine import Engine
-from paged.http.errors import ApiError, handle_error
+from paged.http.errors import ApiError, GenerationFailed, handle_error
 from paged.http.metrics import CountRequests, Metrics
 from paged.http.options import ServeOptions
 from paged.http.protocol import ModelCard, ModelList
@@ -43,17 +43,16 @@ def create_app(
         api_keys: any of them is needed for all but the probes; none admits everyone.
         max_body_size: bytes.
         chat_template: in place of the tokenizer's own.
-        log_requests: whether to log each request's parameters (never its text).
+        log_requests: whether to log each request's parameters (never its prompt).
     """
     metrics = Metrics(engine, model_names[0])
     middleware = [Middleware(CountRequests, metrics=metrics)]
     if api_keys:
         middleware.append(Middleware(RequireKey, keys=api_keys))
-    handled = (ApiError, InvalidRequest, EngineDead, HTTPException, ClientDisconnect, Exception)
     app = Starlette(
         routes=_ROUTES,
         middleware=middleware,
-        exception_handlers=dict.fromkeys(handled, handle_error),
+        exception_handlers=dict.fromkeys(_HANDLED, handle_error),
     )
     app.state.service = Service(
         engine, tuple(model_names), metrics, max_body_size, chat_template, log_requests
@@ -100,6 +99,16 @@ def _card(service: Service, name: str) -> ModelCard:
     )
 
 
+# The last one answers too, but a bug still reaches the server's log with its trace.
+_HANDLED = (
+    ApiError,
+    InvalidRequest,
+    EngineDead,
+    GenerationFailed,
+    HTTPException,
+    ClientDisconnect,
+    Exception,
+)
 _ROUTES = [
     Route("/health", health),
     Route("/ping", health, methods=["GET", "POST"]),

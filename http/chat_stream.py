@@ -83,5 +83,5 @@ class _Chunks:
         )
 
     def _chunk(self, choice: ChunkChoice, **more: Any) -> bytes:
-        usage = self.tally.usage() if self.options.continuous_usage_stats else UNSET
+        usage = self.tally.usage() if self.options.continuous else UNSET
         return event(ChatChunk(**self.job.head(), choices=[choice], usage=usage, **more))

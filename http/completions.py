@@ -125,6 +125,6 @@ async def _events(
         async for index, output in outputs:
             tally.add(index, output)
             for choice in maker.choices(index, output):
-                yield chunk([choice], options.continuous_usage_stats)
+                yield chunk([choice], options.continuous)
     if options.include_usage:
         yield chunk([], with_usage=True)

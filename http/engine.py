@@ -36,8 +36,8 @@ class Engine(Protocol):
     """An engine that takes any number of requests at once.
 
     `generate` raises InvalidRequest before its first output if the request can never run, and
-    EngineDead if the engine has stopped. `abort` does nothing for an id that is not running; the
-    request's last output then comes with finish_reason "abort".
+    EngineDead if the engine has stopped. Closing it early aborts the request. `abort` makes it give
+    a last output, with finish_reason "abort"; an id that is not running is ignored.
     """
 
     @property

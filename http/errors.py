@@ -89,7 +89,7 @@ async def handle_error(request: Request, error: Exception) -> Response:
     """Starlette's handler for every exception a route may raise."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
-    if error_info(error).code >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    if isinstance(error, EngineDead | GenerationFailed):
+        logger.error("%s %s: %s", request.method, request.url.path, error)
     headers = error.headers if isinstance(error, HTTPException) else None
     return error_response(error, headers)

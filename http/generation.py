@@ -49,8 +49,7 @@ async def _run_prompt(
     try:
         async with aclosing(outputs):
             async for output in outputs:
-                if any(sequence.finish_reason == "error" for sequence in output.outputs):
-                    raise GenerationFailed(request_id)
+                _check(output)
                 watch.observe(output)
                 yield output
     except InvalidRequest:
@@ -63,7 +62,12 @@ async def _run_prompt(
         service.running.discard(request_id)
         if watch.open:
             watch.close("abort")
-            await service.engine.abort(request_id)
+
+
+def _check(output: RequestOutput) -> None:
+    for sequence in output.outputs:
+        if sequence.finish_reason == "error":
+            raise GenerationFailed(f"{output.request_id}: {sequence.error}")
 
 
 async def _merge(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> Outputs:

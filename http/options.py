@@ -32,7 +32,7 @@ class ServeOptions:
     uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug"] = option(
         "info", "Least level that is logged."
     )
-    enable_log_requests: bool = option(False, "Log each request's parameters, never its text.")
+    enable_log_requests: bool = option(False, "Log each request's parameters, never its prompt.")
     disable_log_stats: bool = option(False, "Do not log statistics every 10 seconds.")
     disable_uvicorn_access_log: bool = option(False, "Do not log each HTTP request.")
     disable_access_log_for_endpoints: str | None = option(

@@ -21,6 +21,10 @@ class StreamOptions(Struct, frozen=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
+    @property
+    def continuous(self) -> bool:
+        return bool(self.include_usage and self.continuous_usage_stats)
+
 
 class GenerationRequest(Struct, frozen=True, kw_only=True):
     """What chat and completions requests share; see `SamplingParams` for most of it."""
@@ -271,8 +275,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
 class ModelList(Struct, frozen=True, kw_only=True):
     """All of them, the first being the one that replies carry."""
 
-    data: list[ModelCard]
     object: str = "list"
+    data: list[ModelCard]
 
 
 def now() -> int:

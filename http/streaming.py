@@ -11,7 +11,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paged.http.disconnect import while_connected
-from paged.http.errors import ErrorBody, error_info
+from paged.http.errors import ErrorBody, GenerationFailed, error_info
+from paged.runtime.errors import EngineDead
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,8 @@ class _EventStream(Response):
             async for chunk in self.rest:
                 await self._send_chunk(send, chunk)
         except Exception as error:
-            logger.exception("A stream failed")
+            is_bug = not isinstance(error, EngineDead | GenerationFailed)
+            logger.error("A stream failed: %s", error, exc_info=is_bug)
             await self._send_chunk(send, event(ErrorBody(error_info(error))))
         await send({"type": "http.response.body", "body": _DONE})
 

@@ -82,6 +82,7 @@ class FakeEngine:
 
     Attributes:
         answer: its text, cut to max_tokens.
+        ends_with: its finish reason, unless it is cut.
         fails_after: die after this many tokens.
         pause: seconds between tokens.
         seen, aborted: what came in.
@@ -93,6 +94,7 @@ class FakeEngine:
     default_sampling_params: SamplingParams = field(default_factory=SamplingParams)
     errored: bool = False
     tokenizer: FakeTokenizer | None = field(default_factory=FakeTokenizer)
+    ends_with: str = "stop"
     fails_after: int | None = None
     pause: float = 0.0
     seen: list[Seen] = field(default_factory=list)
@@ -112,6 +114,17 @@ class FakeEngine:
         self.seen.append(Seen(prompt, params, request_id, priority, cache_salt))
         self._check(prompt)
         self.running.add(request_id)
+        try:
+            async for output in self._outputs(prompt, params, request_id):
+                yield output
+        finally:
+            if request_id in self.running:
+                self.running.discard(request_id)
+                self.aborted.append(request_id)
+
+    async def _outputs(
+        self, prompt: list[int], params: SamplingParams, request_id: str
+    ) -> AsyncGenerator[RequestOutput, None]:
         times = RequestMetrics(time.time(), time.time())
         sequences = [CompletionOutput(index) for index in range(params.n)]
         answer = self._answer(prompt, params)
@@ -122,7 +135,7 @@ class FakeEngine:
                 self.errored = True
                 raise EngineDead("the device is gone")
             self.num_tokens += 1
-            reason = "length" if position + 1 == params.max_tokens else "stop"
+            reason = "length" if position + 1 == params.max_tokens else self.ends_with
             if request_id in self.aborted:
                 reason = "abort"
             ended = position + 1 == len(answer) or reason == "abort"
@@ -130,6 +143,8 @@ class FakeEngine:
             times.finished_time = time.time() if ended else None
             for sequence in sequences:
                 _extend(sequence, token, text, params, reason if ended else None)
+            if ended:
+                self.running.discard(request_id)
             if params.output_kind is RequestOutputKind.DELTA or ended:
                 yield RequestOutput(
                     request_id, None, prompt, prompt_logprobs, sequences, ended, 1, times
@@ -139,11 +154,9 @@ class FakeEngine:
                 prompt_logprobs = None
             if ended:
                 break
-        self.running.discard(request_id)
 
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
-        self.running.discard(request_id)
 
     def stats(self) -> EngineStats:
         return EngineStats(

@@ -63,8 +63,11 @@ def test_usage_comes_last_and_only_if_asked_for(client: TestClient) -> None:
 
 def test_usage_can_come_with_every_chunk(client: TestClient, engine: FakeEngine) -> None:
     engine.answer = "abc"
-    chunks = stream(client, stream_options={"continuous_usage_stats": True})
-    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [0, 1, 2, 3]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = stream(client, stream_options=options)
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [0, 1, 2, 3, 3]
+    alone = stream(client, stream_options={"continuous_usage_stats": True})
+    assert not any("usage" in chunk for chunk in alone)
 
 
 def test_each_of_several_answers_begins_with_its_role(

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 
 from paged.http.app import create_app
 from paged.http.fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL
-from tests.http.fakes import FakeEngine
+from tests.http.fakes import FakeEngine, events
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 JSON = {"content-type": "application/json"}
@@ -233,6 +233,16 @@ def test_a_dead_engine_says_so(client: TestClient, engine: FakeEngine) -> None:
     engine.errored = True
     error = error_of(client.post(COMPLETIONS, json={"prompt": "a"}))
     assert (error["code"], error["type"]) == (500, "InternalServerError")
+
+
+def test_an_answer_that_ends_in_an_error_is_no_answer(
+    client: TestClient, engine: FakeEngine
+) -> None:
+    engine.ends_with = "error"
+    error = error_of(client.post(COMPLETIONS, json={"prompt": "a"}))
+    assert (error["code"], error["type"]) == (500, "InternalServerError")
+    reply = client.post(COMPLETIONS, json={"prompt": "a", "stream": True})
+    assert events(reply.text)[-1]["error"] == error
 
 
 def test_our_own_mistakes_are_not_explained(

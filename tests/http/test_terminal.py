@@ -81,6 +81,20 @@ def test_a_conversation_ends(engine: FakeEngine, farewell: Any) -> None:
     assert engine.seen == []
 
 
+def test_ctrl_c_cuts_an_answer_short(engine: FakeEngine) -> None:
+    written: list[str] = []
+
+    def write(text: str) -> None:
+        written.append(text)
+        if written == ["H", "e"]:
+            raise KeyboardInterrupt
+
+    converse(engine, OPTIONS, None, reader("a", "b"), write)
+    assert "".join(written) == "He ...\nHello!\n"
+    assert len(engine.aborted) == 1
+    assert engine.seen[1].text == "user:a|assistant:He|user:b|assistant:"
+
+
 def test_what_cannot_be_answered_is_forgotten(engine: FakeEngine) -> None:
     written: list[str] = []
     converse(engine, OPTIONS, None, reader("x" * 99, "a"), written.append)
