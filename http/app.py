@@ -19,9 +19,10 @@ from paged.http.chat import chat_completions
 from paged.http.completions import completions
 from paged.http.engine import Engine
 from paged.http.errors import ApiError, GenerationFailed, handle_error
-from paged.http.metrics import CountRequests, Metrics
+from paged.http.metrics import Metrics
 from paged.http.options import ServeOptions
 from paged.http.protocol import ModelCard, ModelList
+from paged.http.request_counter import CountRequests
 from paged.http.service import Service, service_of
 from paged.runtime.errors import EngineDead, InvalidRequest
 
@@ -46,7 +47,7 @@ def create_app(
         log_requests: whether to log each request's parameters (never its prompt).
     """
     metrics = Metrics(engine, model_names[0])
-    middleware = [Middleware(CountRequests, metrics=metrics)]
+    middleware = [Middleware(CountRequests, registry=metrics.registry)]
     if api_keys:
         middleware.append(Middleware(RequireKey, keys=api_keys))
     app = Starlette(

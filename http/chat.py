@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from paged.http.body import json_response, read_body
 from paged.http.chat_stream import chat_events
-from paged.http.conversation import render
+from paged.http.conversation import chat_prompt
 from paged.http.disconnect import while_connected
 from paged.http.fields import CHAT_NEUTRAL
 from paged.http.generation import generate
-from paged.http.job import Job, Tally, encode, make_job, sampling_params
+from paged.http.job import Job, Tally, make_job, sampling_params
 from paged.http.logprobs import chat_logprobs, prompt_logprobs
 from paged.http.protocol import AssistantMessage, ChatChoice, ChatCompletion, ChatRequest
 from paged.http.service import Service, new_id, service_of
@@ -31,10 +31,7 @@ async def chat_completions(request: Request) -> Response:
     body = await read_body(request, ChatRequest, CHAT_NEUTRAL, service.max_body_size)
     service.check_model(body.model)
     params = _params(body, service.engine.default_sampling_params)
-    tokenizer = service.require_tokenizer("messages")
-    text = render(body, tokenizer, service.chat_template)
-    # The template writes the special tokens itself.
-    prompt = await encode(tokenizer, text, add_special_tokens=bool(body.add_special_tokens))
+    prompt = await chat_prompt(body, service.engine.tokenizer, service.chat_template)
     reply_id = new_id(request, "chatcmpl", body.request_id)
     job = make_job(body, [prompt], params, id=reply_id, model=service.model_name)
     if body.stream:

@@ -35,6 +35,7 @@ _HINTS = {
     "--tensor-parallel-size": "not supported yet: one GPU per server",
     "--trust-remote-code": "a model's own code is never run; drop it",
 }
+_CONFIG_FLAG = "--config"
 _FLAG = re.compile(r"--[a-z][\w-]*")
 
 
@@ -61,9 +62,6 @@ class _Parser(argparse.ArgumentParser):
     def _refuse(self, unknown: Sequence[str]) -> None:
         if unknown:
             self.error(f"unknown {_explained(unknown[0], _FLAG.findall(self.format_help()))}")
-
-
-_CONFIG_FLAG = "--config"
 
 
 def _explained(argument: str, known: Sequence[str]) -> str:

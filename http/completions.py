@@ -14,11 +14,11 @@ from paged.http.completion_choices import ChoiceMaker
 from paged.http.disconnect import while_connected
 from paged.http.fields import COMPLETION_NEUTRAL
 from paged.http.generation import Outputs, generate
-from paged.http.job import Job, Tally, encode, make_job, sampling_params
+from paged.http.job import Job, Tally, make_job, sampling_params
+from paged.http.prompts import split, tokenised
 from paged.http.protocol import Completion, CompletionChoice, CompletionRequest, StreamOptions
 from paged.http.service import Service, new_id, service_of
 from paged.http.streaming import Events, event, event_stream
-from paged.runtime.errors import InvalidRequest
 from paged.runtime.outputs import CompletionOutput, RequestOutput
 from paged.runtime.sampling_params import SamplingParams
 
@@ -30,40 +30,18 @@ async def completions(request: Request) -> Response:
     service = service_of(request)
     body = await read_body(request, CompletionRequest, COMPLETION_NEUTRAL, service.max_body_size)
     service.check_model(body.model)
-    params = _params(body, service.engine.default_sampling_params)
-    texts = _split(body.prompt)
-    prompts = [await _token_ids(service, body, prompt) for prompt in texts]
+    engine = service.engine
+    params = _params(body, engine.default_sampling_params)
+    given = split(body.prompt, params.n)
+    special = body.add_special_tokens is not False
+    prompts = await tokenised(given, engine.tokenizer, add_special_tokens=special)
     reply_id = new_id(request, "cmpl", body.request_id)
     job = make_job(body, prompts, params, id=reply_id, model=service.model_name)
-    maker = ChoiceMaker(body, texts, service.engine.tokenizer)
+    maker = ChoiceMaker(body, given, engine.tokenizer)
     if body.stream:
         return await event_stream(request, _events(service, body, job, maker))
     whole = _complete(service, body, job, maker)
     return json_response(await while_connected(request.receive, whole))
-
-
-def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """One entry per prompt: text, or token ids."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise InvalidRequest("prompt must not be empty", "prompt")
-    token_ids = [item for item in prompt if isinstance(item, int)]
-    if len(token_ids) == len(prompt):
-        return [token_ids]
-    if token_ids:
-        message = "prompt must be a list of texts, of token ids, or of lists of token ids"
-        raise InvalidRequest(message, "prompt")
-    return [item for item in prompt if not isinstance(item, int)]
-
-
-async def _token_ids(
-    service: Service, body: CompletionRequest, prompt: str | list[int]
-) -> list[int]:
-    if isinstance(prompt, list):
-        return prompt
-    special = body.add_special_tokens is not False
-    return await encode(service.require_tokenizer("prompt"), prompt, add_special_tokens=special)
 
 
 def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from paged.http.engine import ChatMessage, Tokenizer
 from paged.http.protocol import ChatRequest, ContentPart, Message, ToolCall
+from paged.http.text import without_hurry
 from paged.models.chat_template import ChatTemplateError
 from paged.runtime.errors import InvalidRequest, Unsupported
 
@@ -25,27 +27,43 @@ _RESERVED = frozenset(
 )
 
 
-def render(body: ChatRequest, tokenizer: Tokenizer, chat_template: str | None) -> str:
-    """The prompt's text.
+async def chat_prompt(
+    body: ChatRequest, tokenizer: Tokenizer | None, chat_template: str | None
+) -> list[int]:
+    """The conversation's token ids.
+
+    Args:
+        body: the request.
+        tokenizer: None if the server has none.
+        chat_template: in place of the tokenizer's own.
 
     Raises:
         InvalidRequest: a message, an option, or the template's own objection.
     """
     _check_options(body)
     messages = [_as_template_reads(message, at) for at, message in enumerate(body.messages)]
-    continues = bool(body.continue_final_message)
-    prompts = body.add_generation_prompt
+    if tokenizer is None:
+        raise InvalidRequest("This server has no tokenizer, which chat needs", "messages")
+    encode = tokenizer.encode
+    render = partial(tokenizer.apply_chat_template, messages, chat_template=chat_template)
+    options = _template_options(body)
+    # The template writes the special tokens itself.
+    special = bool(body.add_special_tokens)
+    num_characters = sum(len(message["content"]) for message in messages)
     try:
-        return tokenizer.apply_chat_template(
-            messages,
-            add_generation_prompt=not continues if prompts is None else prompts,
-            continue_final_message=continues,
-            tools=body.tools,
-            chat_template=chat_template,
-            **(body.chat_template_kwargs or {}),
-        )
+        return await without_hurry(num_characters, lambda: encode(render(**options), special))
     except ChatTemplateError as error:
         raise InvalidRequest(str(error), "messages") from error
+
+
+def _template_options(body: ChatRequest) -> dict[str, Any]:
+    continues = bool(body.continue_final_message)
+    opens = body.add_generation_prompt
+    return (body.chat_template_kwargs or {}) | {
+        "add_generation_prompt": not continues if opens is None else opens,
+        "continue_final_message": continues,
+        "tools": body.tools,
+    }
 
 
 def _check_options(body: ChatRequest) -> None:

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 # Messages may quote a value: enough to recognise it, never the whole of a large input.
 _MAX_MESSAGE = 600
 _CLIENT_CLOSED_REQUEST = 499
+_INTERNAL = "InternalServerError"
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
@@ -67,9 +68,6 @@ def error_info(error: Exception) -> ErrorInfo:
             return _info("The engine has stopped; see the server's log", _INTERNAL, 500)
         case _:
             return _info("Internal server error", _INTERNAL, 500)
-
-
-_INTERNAL = "InternalServerError"
 
 
 def _info(message: str, type: str, status: int, param: str | None = None) -> ErrorInfo:

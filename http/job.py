@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paged.http.engine import Tokenizer
 from paged.http.protocol import GenerationRequest, PromptTokensDetails, Usage, now
 from paged.runtime.errors import InvalidRequest, Unsupported
 from paged.runtime.outputs import RequestOutput
 from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
 
-MAX_SEQUENCES = 1024
 _MAX_STOP_LENGTH = 1024
-# Tokenising this much text takes a few milliseconds; more would hold up the other streams.
-_LONG_TEXT = 20_000
 
 _SAMPLING_FIELDS = tuple(
     name
@@ -62,14 +57,8 @@ def make_job(
     """Put a request together.
 
     Raises:
-        InvalidRequest: too many sequences, or an empty cache_salt.
+        InvalidRequest: an empty cache_salt.
     """
-    if len(prompts) * params.n > MAX_SEQUENCES:
-        raise InvalidRequest(
-            f"A request may ask for {MAX_SEQUENCES} sequences (prompts times n), "
-            f"got {len(prompts)} times {params.n}",
-            "n",
-        )
     if body.cache_salt == "":
         raise InvalidRequest("cache_salt must not be empty", "cache_salt")
     salt = body.cache_salt or ""
@@ -110,13 +99,6 @@ def _check_combinations(body: GenerationRequest) -> None:
         raise InvalidRequest("prompt_logprobs cannot be streamed", "prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options need stream to be true", "stream_options")
-
-
-async def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
-    """Token ids of `text`, found in another thread if it is long."""
-    if len(text) < _LONG_TEXT:
-        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
 
 @dataclass

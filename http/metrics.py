@@ -7,7 +7,7 @@ are filled as outputs pass by.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,12 +18,9 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paged.http.engine import Engine
-from paged.runtime.messages import EngineStats
+from paged.http.engine_metrics import EngineCollector
 from paged.runtime.outputs import RequestOutput
 
 _FIRST_TOKEN = (
@@ -39,8 +36,6 @@ _PER_REQUEST = (
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 _FINISH_REASONS = ("stop", "length", "abort", "error")
-_UNCOUNTED_PATHS = frozenset({"/metrics", "/health", "/ping", "/version"})
-_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 
 
 class Metrics:
@@ -51,7 +46,7 @@ class Metrics:
         self._labels = {"model_name": model_name, "engine": "0"}
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
-        self.registry.register(_EngineCollector(engine, self._labels))
+        self.registry.register(EngineCollector(engine, self._labels))
 
         tokens = _one_two_five(engine.max_model_len)
         self.first_token = self._histogram("time_to_first_token_seconds", _FIRST_TOKEN)
@@ -64,26 +59,7 @@ class Metrics:
         self.inference = self._histogram("request_inference_time_seconds", _PER_REQUEST)
         self.prompt_tokens = self._histogram("request_prompt_tokens", tokens)
         self.generation_tokens = self._histogram("request_generation_tokens", tokens)
-        success = Counter(
-            "vllm:request_success",
-            "Sequences that ended, by reason.",
-            [*self._labels, "finished_reason"],
-            registry=self.registry,
-        )
-        self.success = {
-            reason: success.labels(**self._labels, finished_reason=reason)
-            for reason in _FINISH_REASONS
-        }
-        http_labels = ["handler", "method", "status"]
-        self.http_requests = Counter(
-            "http_requests", "HTTP requests.", http_labels, registry=self.registry
-        )
-        self.http_seconds = Histogram(
-            "http_request_duration_seconds",
-            "From a request's head to the end of its reply.",
-            http_labels[:2],
-            registry=self.registry,
-        )
+        self.success = self._counters("request_success", "finished_reason", _FINISH_REASONS)
 
     def watch(self) -> RequestWatch:
         """A watch over one request."""
@@ -93,10 +69,20 @@ class Metrics:
         """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
+    def _counters(self, name: str, label: str, values: Sequence[str]) -> dict[str, Counter]:
+        """A counter for each value of a label, looked up once."""
+        names = [*self._labels, label]
+        family = Counter(f"vllm:{name}", _text(name), names, registry=self.registry)
+        return {value: family.labels(**self._labels, **{label: value}) for value in values}
+
     def _histogram(self, name: str, buckets: Sequence[float]) -> Histogram:
-        text = name.replace("_", " ").capitalize() + "."
-        names = list(self._labels)
-        family = Histogram(f"vllm:{name}", text, names, registry=self.registry, buckets=buckets)
+        family = Histogram(
+            f"vllm:{name}",
+            _text(name),
+            list(self._labels),
+            registry=self.registry,
+            buckets=buckets,
+        )
         return family.labels(**self._labels)
 
 
@@ -152,103 +138,14 @@ def _span(histogram: Histogram, start: float | None, end: float | None, parts: i
         histogram.observe((end - start) / parts)
 
 
+def _text(name: str) -> str:
+    """Help that says what the name says."""
+    return name.replace("_", " ").capitalize() + "."
+
+
 def _one_two_five(limit: int) -> list[float]:
     """1, 2, 5, 10, 20, ... up to and including the first that reaches `limit`."""
     series = [float(digit * 10**power) for power in range(9) for digit in (1, 2, 5)]
     return [value for value in series if value < limit] + [
         next(value for value in series if value >= limit)
     ]
-
-
-class _EngineCollector(Collector):
-    """The engine's statistics at the moment of the scrape."""
-
-    def __init__(self, engine: Engine, labels: dict[str, str]) -> None:
-        self._engine = engine
-        self._labels = labels
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: registering the collector must not ask the engine."""
-        return []
-
-    def collect(self) -> Iterable[Metric]:
-        stats = self._engine.stats()
-        for name, text, value in _gauges(stats):
-            gauge = GaugeMetricFamily(name, text, labels=list(self._labels))
-            gauge.add_metric(list(self._labels.values()), value)
-            yield gauge
-        for name, text, value in _counters(stats):
-            counter = CounterMetricFamily(name, text, labels=list(self._labels))
-            counter.add_metric(list(self._labels.values()), value)
-            yield counter
-        settings = {"block_size": stats.page_size, "num_gpu_blocks": stats.num_pages}
-        labels = self._labels | {name: str(value) for name, value in settings.items()}
-        info = GaugeMetricFamily(
-            "vllm:cache_config_info", "Settings of the KV cache.", labels=list(labels)
-        )
-        info.add_metric(list(labels.values()), 1)
-        yield info
-
-
-_Value = tuple[str, str, float]
-
-
-def _gauges(stats: EngineStats) -> list[_Value]:
-    usage = "Share of the KV pages in use, 0 to 1."
-    return [
-        ("vllm:num_requests_running", "Sequences running.", stats.num_running),
-        ("vllm:num_requests_waiting", "Sequences waiting.", stats.num_waiting),
-        ("vllm:kv_cache_usage_perc", usage, stats.kv_cache_usage),
-        ("vllm:gpu_cache_usage_perc", usage, stats.kv_cache_usage),
-        ("paged:num_pages", "KV pages.", stats.num_pages),
-        ("paged:num_free_pages", "KV pages that are free.", stats.num_free_pages),
-        ("paged:num_cached_pages", "Free to take, but cached.", stats.num_cached_pages),
-        ("paged:page_size", "Tokens per KV page.", stats.page_size),
-        ("paged:kv_waste", "Share of the places in used pages without a token.", stats.kv_waste),
-    ]
-
-
-def _counters(stats: EngineStats) -> list[_Value]:
-    return [
-        ("vllm:prompt_tokens", "Prompt tokens computed.", stats.prompt_tokens),
-        ("vllm:generation_tokens", "Tokens generated.", stats.generation_tokens),
-        ("vllm:prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_cache_queries),
-        ("vllm:prefix_cache_hits", "Prompt tokens found.", stats.prefix_cache_hits),
-        ("vllm:num_preemptions", "Sequences preempted.", stats.num_preemptions),
-        ("paged:num_steps", "Steps run.", stats.num_steps),
-        (
-            "paged:compiles_after_warmup",
-            "Compilations while serving; 0 unless something is wrong.",
-            stats.compiles_after_warmup,
-        ),
-    ]
-
-
-class CountRequests:
-    """Middleware that counts HTTP requests by route template, known verb and status."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app = app
-        self.metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _UNCOUNTED_PATHS:
-            await self.app(scope, receive, send)
-            return
-        status = 500
-        start = time.perf_counter()
-
-        async def watch_status(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self.app(scope, receive, watch_status)
-        finally:
-            handler = getattr(scope.get("route"), "path", "none")
-            method = scope["method"] if scope["method"] in _METHODS else "other"
-            self.metrics.http_requests.labels(handler, method, status).inc()
-            seconds = time.perf_counter() - start
-            self.metrics.http_seconds.labels(handler, method).observe(seconds)

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from paged.http.engine import Engine, Tokenizer
+from paged.http.engine import Engine
 from paged.http.errors import ApiError
 from paged.http.metrics import Metrics
 from paged.http.protocol import now
-from paged.runtime.errors import InvalidRequest
 
 _MAX_CLIENT_ID = 64
 _NOT_IN_ID = re.compile(r"[^A-Za-z0-9._-]")
@@ -51,13 +50,6 @@ class Service:
         if name and name not in self.model_names:
             message = f"The model `{name[:100]}` does not exist"
             raise ApiError(404, message, "NotFoundError", "model")
-
-    def require_tokenizer(self, param: str) -> Tokenizer:
-        """The tokenizer, or InvalidRequest if the server runs on token ids alone."""
-        if self.engine.tokenizer is None:
-            message = f"{param} holds text, but this server has no tokenizer: send token ids"
-            raise InvalidRequest(message, param)
-        return self.engine.tokenizer
 
 
 def service_of(request: Request) -> Service:

@@ -35,7 +35,11 @@ VOCAB_SIZE = 256
 class FakeTokenizer:
     """Bytes of Latin-1 as token ids; the special token 0 in front when asked for."""
 
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.threads.append(threading.get_ident())
         return [0] * add_special_tokens + list(text.encode("latin-1", errors="replace"))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -70,6 +74,7 @@ class Seen:
     request_id: str
     priority: int
     cache_salt: str
+    thread: int = field(default_factory=threading.get_ident)
 
     @property
     def text(self) -> str:

@@ -76,6 +76,17 @@ def test_prompts_that_are_refused(client: TestClient, prompt: Any) -> None:
     assert refused_param(client, prompt=prompt) == "prompt"
 
 
+def test_long_texts_do_not_hold_up_others(client: TestClient, engine: FakeEngine) -> None:
+    """They are tokenised outside the event loop's thread."""
+    engine.max_model_len = 30_000
+    for length in (9_999, 10_000):
+        complete(client, prompt="x" * length, max_tokens=1)
+    assert engine.tokenizer
+    short, long = engine.tokenizer.threads
+    assert short == engine.seen[0].thread
+    assert long != engine.seen[0].thread
+
+
 def test_special_tokens_can_be_left_out(client: TestClient, engine: FakeEngine) -> None:
     complete(client, add_special_tokens=False)
     assert engine.seen[0].prompt == [97, 98]

@@ -1,0 +1,71 @@
+"""The prompts of a completions request, which may be text or token ids, one or many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paged.http.engine import Tokenizer
+from paged.http.text import without_hurry
+from paged.runtime.errors import InvalidRequest
+
+Prompt = str | list[int]
+
+MAX_SEQUENCES = 1024
+
+
+def split(prompt: str | list[str | int | list[int]], n: int) -> list[Prompt]:
+    """An entry per prompt.
+
+    Args:
+        prompt: as it came.
+        n: sequences per prompt.
+
+    Raises:
+        InvalidRequest: none at all, a mixture, or too many.
+    """
+    prompts = _split(prompt)
+    if len(prompts) * n > MAX_SEQUENCES:
+        raise InvalidRequest(
+            f"A request may ask for {MAX_SEQUENCES} sequences (prompts times n), "
+            f"got {len(prompts)} times {n}",
+            "n",
+        )
+    return prompts
+
+
+def _split(prompt: str | list[str | int | list[int]]) -> list[Prompt]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise InvalidRequest("prompt must not be empty", "prompt")
+    token_ids = [item for item in prompt if isinstance(item, int)]
+    if len(token_ids) == len(prompt):
+        return [token_ids]
+    if token_ids:
+        message = "prompt must be a list of texts, of token ids, or of lists of token ids"
+        raise InvalidRequest(message, "prompt")
+    return [item for item in prompt if not isinstance(item, int)]
+
+
+async def tokenised(
+    prompts: Sequence[Prompt], tokenizer: Tokenizer | None, *, add_special_tokens: bool
+) -> list[list[int]]:
+    """Token ids of each prompt; the special tokens are for those that came as text.
+
+    Raises:
+        InvalidRequest: text, but no tokenizer.
+    """
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if not texts:
+        return [prompt for prompt in prompts if not isinstance(prompt, str)]
+    if tokenizer is None:
+        raise InvalidRequest("This server has no tokenizer: send token ids", "prompt")
+    encode = tokenizer.encode
+
+    def work() -> list[list[int]]:
+        return [
+            encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
+            for prompt in prompts
+        ]
+
+    return await without_hurry(sum(map(len, texts)), work)
