@@ -19,8 +19,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from paged.attention.metadata import AttentionMetadata, first_beyond
+from paged.attention.pieces import Ref
 from paged.attention.triton import spans
-from paged.attention.triton.spans import Ref, Spec
+from paged.attention.triton.spans import Spec
 
 # Programs that a batch is cut into if it has fewer rows: about four per multiprocessor of a large
 # GPU. Twice as many cost 3 to 15 % more to merge than they save (H200).

@@ -22,11 +22,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from paged.attention.pieces import Ref
+
 LOG2_E = math.log2(math.e)
 MASKED = -1e30
 
-# An array in device memory as a kernel sees it; Pallas has no public type for it.
-Ref = Any
 # Output [M, D], maximum [M] and sum [M] of the softmax so far, float32; maxima in powers of two.
 Running = tuple[jax.Array, jax.Array, jax.Array]
 
