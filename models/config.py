@@ -13,6 +13,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from paged.errors import ConfigError
+
 SUPPORTED_ACTIVATIONS = ("silu",)
 SUPPORTED_DTYPES = {
     "float32": jnp.float32,
@@ -21,10 +23,6 @@ SUPPORTED_DTYPES = {
     "half": jnp.float16,
     "bfloat16": jnp.bfloat16,
 }
-
-
-class ConfigError(ValueError):
-    """A model configuration that is incomplete or asks for something that is not supported."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ import jax
 
 from paged.attention import AttentionMetadata
 from paged.cache import PagedKVCache
+from paged.errors import ConfigError
 from paged.models import llama, mistral, qwen2, qwen3
-from paged.models.config import ConfigError, ModelConfig, architecture_of, parse_config
+from paged.models.config import ModelConfig, architecture_of, parse_config
 from paged.models.layers import DecoderParams, logits
 
 Forward = Callable[

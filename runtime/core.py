@@ -45,6 +45,15 @@ class _Request:
     prompt_scores: list[Candidates] | None = None
 
 
+@dataclass(frozen=True)
+class _Owner:
+    """Whose sequence it is: its request, its index there, and its own 64-bit seed."""
+
+    live: _Request
+    index: int
+    seed: int
+
+
 class EngineCore:
     """Scheduler and device behind four calls: add, abort, step, close.
 
@@ -66,7 +75,7 @@ class EngineCore:
         self._eos = frozenset((*source.config.eos_token_ids, *token_ids(declared)))
         self._seeds = random.Random(config.seed)
         self._requests: dict[str, _Request] = {}
-        self._owner: dict[Sequence, tuple[_Request, int]] = {}
+        self._owner: dict[Sequence, _Owner] = {}
         self._in_flight: deque[InFlight] = deque()
         self._num_sequences = self._num_steps = 0
         self._prompt_tokens = self._generation_tokens = 0
@@ -104,12 +113,13 @@ class EngineCore:
                 priority=request.priority,
                 arrival=request.arrival_time,
                 cache_salt=request.cache_salt,
-                reads_prefix_cache=params.prompt_logprobs is None,
+                reads_prefix_cache=index > 0 or params.prompt_logprobs is None,
                 parent=live.sequences[0] if index else None,
             )
             self._num_sequences += 1
             live.sequences[index] = sequence
-            self._owner[sequence] = live, index
+            seed = self._seeds.getrandbits(64) if params.seed is None else params.seed + index
+            self._owner[sequence] = _Owner(live, index, seed)
             self._scheduler.add(sequence)
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
@@ -164,7 +174,7 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached pages; False, and nothing done, while sequences use pages."""
-        return self._pool.reset_prefix_cache()
+        return self._scheduler.reset_prefix_cache()
 
     def close(self) -> None:
         """End everything and give the device's memory back. Idempotent."""
@@ -177,12 +187,10 @@ class EngineCore:
     def _launch(self, plan: StepPlan) -> None:
         now = time.time()
         for sequence in plan.admitted:
-            live, index = self._owner[sequence]
-            live.first_scheduled = live.first_scheduled or now
-            params = live.request.params
-            seed = self._seeds.getrandbits(64) if params.seed is None else params.seed + index
-            stops = sequence.limits.stop_token_ids
-            self._runner.admit(sequence, SlotRequest(params, seed, stops))
+            owner = self._owner[sequence]
+            owner.live.first_scheduled = owner.live.first_scheduled or now
+            params, stops = owner.live.request.params, sequence.limits.stop_token_ids
+            self._runner.admit(sequence, SlotRequest(params, owner.seed, stops))
         self._in_flight.append(self._runner.launch(plan))
         self._num_steps += 1
         for row in plan.rows:
@@ -198,7 +206,7 @@ class EngineCore:
 
     def _news(self, event: TokenEvent, result: StepResult) -> SequenceOutput:
         sequence = event.sequence
-        live, index = self._owner[sequence]
+        live, index = self._owner[sequence].live, self._owner[sequence].index
         params = live.request.params
         logprobs = None
         if params.logprobs is not None:
@@ -225,8 +233,9 @@ class EngineCore:
         """File the step's prompt log-probabilities; a preempted prompt starts over."""
         begin = 0
         for row in plan.rows:
-            live, index = self._owner.get(row.sequence, (None, 0))
-            if live is not None and index == 0 and live.prompt_scores is not None:
+            owner = self._owner.get(row.sequence)
+            live = owner.live if owner and owner.index == 0 else None
+            if live is not None and live.prompt_scores is not None:
                 top = live.request.params.prompt_logprobs or 0
                 prompt = row.sequence.prompt
                 following = prompt[row.start + 1 : row.start + 1 + row.length]
@@ -237,10 +246,10 @@ class EngineCore:
             begin += row.length
 
     def _forget(self, sequence: Sequence) -> None:
-        live, index = self._owner.pop(sequence)
-        del live.sequences[index]
-        if not live.sequences:
-            del self._requests[live.request.request_id]
+        owner = self._owner.pop(sequence)
+        del owner.live.sequences[owner.index]
+        if not owner.live.sequences:
+            del self._requests[owner.live.request.request_id]
 
     def _check_alive(self) -> None:
         if self._cause_of_death is not None:
@@ -251,10 +260,10 @@ class EngineCore:
         logger.exception("The engine stopped after an error in a step")
         self._cause_of_death = f"the engine stopped after an error in a step: {cause}"
         ended = [
-            _ending(live, index, "error", self._cause_of_death)
-            for live, index in self._owner.values()
+            _ending(owner.live, owner.index, "error", self._cause_of_death)
+            for owner in self._owner.values()
         ]
-        self._scheduler.abort([sequence.sequence_id for sequence in self._owner])
+        self._scheduler.fail_all()
         self._owner.clear()
         self._requests.clear()
         self._in_flight.clear()

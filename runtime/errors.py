@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from paged.errors import ConfigError
+
+__all__ = ["ConfigError", "EngineDead", "InvalidRequest", "Unsupported"]
+
 
 class InvalidRequest(ValueError):
     """A request that can never run as it was asked.
@@ -17,10 +21,6 @@ class InvalidRequest(ValueError):
 
 class Unsupported(InvalidRequest):
     """A known field or value that this version does not carry out."""
-
-
-class ConfigError(ValueError):
-    """Flags that do not go together, or do not fit the machine; the message says what would."""
 
 
 class EngineDead(RuntimeError):

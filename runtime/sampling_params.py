@@ -148,9 +148,7 @@ def _check_stops(params: SamplingParams) -> None:
     if any(stop == "" for stop in stops):
         raise InvalidRequest("stop must not hold an empty string", "stop")
     if len(stops) > MAX_STOP_STRINGS:
-        raise InvalidRequest(
-            f"stop may hold {MAX_STOP_STRINGS} strings, got {len(stops)}", "stop"
-        )
+        raise InvalidRequest(f"stop may hold {MAX_STOP_STRINGS} strings, got {len(stops)}", "stop")
     if stops and not params.detokenize:
         raise InvalidRequest("stop strings need detokenize=True", "stop")
 

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
-from paged.models.config import ConfigError, ModelConfig, token_ids
+from paged.errors import ConfigError
+from paged.models.config import ModelConfig, token_ids
 from paged.models.gguf_tokenizer import tokenizer_from_gguf
 from paged.models.loading.checkpoint import Checkpoint, ModelNotFoundError, load_params
 from paged.models.loading.dummy import random_params

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paged.models.config import ConfigError
+from paged.errors import ConfigError
 from paged.models.loading import CheckpointError, resolve_model
 from paged.models.loading.gguf import GgufCheckpoint, GgufFile, gguf_config
 from paged.models.registry import model_config

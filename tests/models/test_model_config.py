@@ -8,7 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from paged.models.config import ConfigError, ModelConfig, RopeScaling, resolve_dtype
+from paged.errors import ConfigError
+from paged.models.config import ModelConfig, RopeScaling, resolve_dtype
 from paged.models.registry import FAMILIES, cache_layout, get_family, model_config
 
 LLAMA: dict[str, Any] = {

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from paged.models.config import ConfigError
+from paged.errors import ConfigError
 from paged.models.loading import CheckpointError, ModelNotFoundError, resolve_model
 from paged.models.loading import source as source_module
 from tests.models.harness import load_golden, write_checkpoint

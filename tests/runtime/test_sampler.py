@@ -129,7 +129,7 @@ def test_penalties_follow_their_formulas() -> None:
     state = SamplerState.zeros(2, VOCAB, 2)
     history = np.full(16, VOCAB)
     history[:6] = [3, 4, 4, 7, 7, 9]  # prompt: 3 4 4; output: 7 7 9
-    state = load_history(state, np.int32(1), jnp.asarray(history), np.int32(3), np.bool_(True))
+    state = load_history(state, jnp.int32(1), jnp.asarray(history), jnp.int32(3), jnp.bool_(True))
     logits = np.asarray(make_logits(1))[0]
     expected = logits.copy()
     for token in (3, 4, 7, 9):
@@ -165,9 +165,9 @@ def test_sampled_tokens_are_counted_only_where_a_row_samples() -> None:
 def test_a_fresh_history_forgets_the_slots_last_sequence() -> None:
     state = SamplerState.zeros(1, VOCAB, 2)
     first = jnp.asarray([1, 2, 3, VOCAB])
-    state = load_history(state, np.int32(0), first, np.int32(2), np.bool_(True))
+    state = load_history(state, jnp.int32(0), first, jnp.int32(2), jnp.bool_(True))
     state = load_history(
-        state, np.int32(0), jnp.asarray([4, VOCAB, VOCAB, VOCAB]), np.int32(1), np.bool_(True)
+        state, jnp.int32(0), jnp.asarray([4, VOCAB, VOCAB, VOCAB]), jnp.int32(1), jnp.bool_(True)
     )
     assert np.flatnonzero(np.asarray(state.in_prompt[0])).tolist() == [4]
     assert int(state.output_counts.sum()) == 0
@@ -179,7 +179,7 @@ def test_rules_hold_until_their_output_index() -> None:
     for slot in (0, 1):
         state = load_rules(
             state,
-            np.int32(slot),
+            jnp.int32(slot),
             jnp.asarray([10, 12, VOCAB]),
             jnp.asarray([-jnp.inf, 4.5, 0.0]),
             jnp.asarray([3, 2**30, 0]),
