@@ -166,6 +166,9 @@ def request_fields(
         given |= {"logprobs": True, "top_logprobs": given["logprobs"]}
     if ignore_eos:
         given["ignore_eos"] = True
+    if options.skip_tokenizer_init:
+        # Without text there would be nothing to stream before the end.
+        given["return_token_ids"] = True
     stream = {"stream": True, "stream_options": {"include_usage": True}}
     return {"model": model, **stream, **given, **(options.extra_body or {})}
 

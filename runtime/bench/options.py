@@ -209,7 +209,8 @@ class ServerOptions(FromArguments):
         "default --model if that is a local path.",
     )
     skip_tokenizer_init: bool = _option(
-        False, "Take only the vocabulary's size from there; the model has no tokenizer."
+        False,
+        "The server streams token ids, not text; take only the vocabulary's size from there.",
     )
     header: Sequence[tuple[str, str]] = _option(
         (), "Headers to send, as KEY=VALUE.", type=key_value, nargs="*", metavar="KEY=VALUE"

@@ -112,6 +112,15 @@ def _notes(summary: ServeSummary) -> Iterator[str]:
         yield f"{times:>7} x {cause[:_LONGEST_CAUSE]}"
     if len(failures) > _LISTED_CAUSES:
         yield f"        and {len(failures) - _LISTED_CAUSES} other causes"
+    lumps = sum(
+        record.num_output_tokens > 1 and len(record.chunk_times) == 1
+        for record in summary.completed
+    )
+    if lumps:
+        yield (
+            f"{lumps} requests brought all their tokens in one chunk, as if at once: TPOT and ITL "
+            "are too low."
+        )
     uncounted = sum(not record.counted for record in summary.completed)
     if uncounted:
         yield (

@@ -121,6 +121,13 @@ def test_report_keeps_labels_and_order() -> None:
     assert lines[-1] == "      1 x HTTP 400: too long"
 
 
+def test_the_report_tells_of_streams_in_one_piece() -> None:
+    summary = ServeSummary([record(0.0, 1.0, tokens=9)], 1.0)
+    assert "1 requests brought all their tokens in one chunk" in "".join(
+        report_lines(summary, LoadOptions(), ReportOptions())
+    )
+
+
 def test_json_has_the_keys_that_scripts_read() -> None:
     about = {"backend": "openai", "endpoint_type": "openai", "model_id": "m", "tokenizer_id": "m"}
     options = ReportOptions(

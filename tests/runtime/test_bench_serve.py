@@ -186,6 +186,12 @@ def test_requests_say_what_was_asked(server: FakeServer, tmp_path: Path) -> None
     assert all("X-Team: blue\r\n" in head for head in server.heads)
 
 
+def test_a_model_without_a_tokenizer_streams_ids(server: FakeServer, tmp_path: Path) -> None:
+    status, _ = bench(server, tmp_path, "--skip-tokenizer-init")
+    assert status == 0
+    assert all(body["return_token_ids"] for body in server.bodies)
+
+
 def test_the_first_try_and_warm_ups_are_neither_counted_nor_alike(
     server: FakeServer, tmp_path: Path
 ) -> None:
