@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from paged.models.loading import resolve_model
+from paged.models.loading.source import embedded_model
 from paged.runtime.bench.arguments import add_arguments, run
 from paged.runtime.bench.client import StreamReader
 from paged.runtime.bench.connection import HttpClient
@@ -241,6 +243,18 @@ def test_chats_send_texts(server: FakeServer, tmp_path: Path) -> None:
 def test_chats_of_random_ids_need_a_tokenizer(server: FakeServer, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--backend openai-chat sends texts"):
         bench(server, tmp_path, "--backend", "openai-chat")
+
+
+@pytest.mark.parametrize("server", ["does not count"], indirect=True)
+def test_a_tokenizer_makes_texts_and_counts_tokens(server: FakeServer, tmp_path: Path) -> None:
+    model = str(embedded_model())
+    status, result = bench(server, tmp_path, "--backend", "openai-chat", "--tokenizer", model)
+    assert status == 0
+    prompts = {body["messages"][0]["content"] for body in server.bodies[1:]}
+    assert len(prompts) == 6
+    tokenizer = resolve_model(model, load_format="dummy").tokenizer()
+    answer = tokenizer.encode("w0 w1 w2 w3 ", add_special_tokens=False)
+    assert result["total_output_tokens"] == 6 * len(answer)
 
 
 @pytest.mark.parametrize("server", ["does not count"], indirect=True)
