@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -107,13 +108,38 @@ def down_projection(prefix: str, config: ModelConfig, *, bias: bool) -> Dense:
     return linear(f"{prefix}.down_proj", inputs, config.hidden_size, bias=bias, axes=axes)
 
 
-def decoder_specs(config: ModelConfig, layers: tuple[Any, ...]) -> DecoderParams:
-    """Description of a decoder around the descriptions of its layers."""
+def layer_specs(
+    config: ModelConfig,
+    index: int,
+    *,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    mlp_bias: bool = False,
+) -> LayerParams:
+    """Description of one pre-norm layer, under the names that Llama's checkpoints gave its parts.
+
+    Args:
+        index: of the layer, from 0.
+        qkv_bias, out_bias, mlp_bias: which projections add a bias.
+    """
+    prefix = f"model.layers.{index}"
+    return LayerParams(
+        attention_norm=norm(f"{prefix}.input_layernorm", config.hidden_size),
+        qkv=qkv_projection(f"{prefix}.self_attn", config, bias=qkv_bias),
+        out=out_projection(f"{prefix}.self_attn", config, bias=out_bias),
+        mlp_norm=norm(f"{prefix}.post_attention_layernorm", config.hidden_size),
+        gate_up=gate_up_projection(f"{prefix}.mlp", config, bias=mlp_bias),
+        down=down_projection(f"{prefix}.mlp", config, bias=mlp_bias),
+    )
+
+
+def decoder_specs(config: ModelConfig, layer: Callable[[int], Any]) -> DecoderParams:
+    """Description of a decoder; `layer` describes the layer of an index."""
     vocab_size, hidden_size = config.vocab_size, config.hidden_size
     head = linear("lm_head", hidden_size, vocab_size, axes=(None, "vocab"))
     return DecoderParams(
         embedding=embedding("model.embed_tokens.weight", vocab_size, hidden_size),
-        layers=layers,
+        layers=tuple(layer(index) for index in range(config.num_layers)),
         final_norm=norm("model.norm", hidden_size),
         head=None if config.tie_word_embeddings else head,
     )

@@ -14,13 +14,9 @@ from paged.models.layers import (
     LayerParams,
     decode,
     decoder_specs,
-    down_projection,
-    gate_up_projection,
     gated_silu,
+    layer_specs,
     merge_heads,
-    norm,
-    out_projection,
-    qkv_projection,
     rms_norm,
     split_qkv,
 )
@@ -31,20 +27,9 @@ DEFAULTS: dict[str, Any] = {}
 
 def specs(config: ModelConfig) -> DecoderParams:
     """Description of the parameters."""
-    return decoder_specs(config, tuple(layer_specs(config, i) for i in range(config.num_layers)))
-
-
-def layer_specs(config: ModelConfig, index: int) -> LayerParams:
-    """Description of one layer's parameters."""
-    prefix = f"model.layers.{index}"
-    return LayerParams(
-        attention_norm=norm(f"{prefix}.input_layernorm", config.hidden_size),
-        qkv=qkv_projection(f"{prefix}.self_attn", config, bias=config.attention_bias),
-        out=out_projection(f"{prefix}.self_attn", config, bias=config.attention_bias),
-        mlp_norm=norm(f"{prefix}.post_attention_layernorm", config.hidden_size),
-        gate_up=gate_up_projection(f"{prefix}.mlp", config, bias=config.mlp_bias),
-        down=down_projection(f"{prefix}.mlp", config, bias=config.mlp_bias),
-    )
+    bias = config.attention_bias
+    biases = {"qkv_bias": bias, "out_bias": bias, "mlp_bias": config.mlp_bias}
+    return decoder_specs(config, partial(layer_specs, config, **biases))
 
 
 @partial(jax.jit, static_argnames=("config", "window"))

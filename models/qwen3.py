@@ -15,13 +15,10 @@ from paged.models.layers import (
     LayerParams,
     decode,
     decoder_specs,
-    down_projection,
-    gate_up_projection,
     gated_silu,
+    layer_specs,
     merge_heads,
     norm,
-    out_projection,
-    qkv_projection,
     rms_norm,
     split_qkv,
 )
@@ -49,20 +46,15 @@ class Qwen3LayerParams(LayerParams):
 
 def specs(config: ModelConfig) -> DecoderParams:
     """Description of the parameters."""
-    return decoder_specs(config, tuple(_layer(config, i) for i in range(config.num_layers)))
+    return decoder_specs(config, partial(_layer_specs, config))
 
 
-def _layer(config: ModelConfig, index: int) -> Qwen3LayerParams:
-    prefix = f"model.layers.{index}"
+def _layer_specs(config: ModelConfig, index: int) -> Qwen3LayerParams:
+    prefix, bias = f"model.layers.{index}.self_attn", config.attention_bias
     return Qwen3LayerParams(
-        attention_norm=norm(f"{prefix}.input_layernorm", config.hidden_size),
-        qkv=qkv_projection(f"{prefix}.self_attn", config, bias=config.attention_bias),
-        q_norm=norm(f"{prefix}.self_attn.q_norm", config.head_dim),
-        k_norm=norm(f"{prefix}.self_attn.k_norm", config.head_dim),
-        out=out_projection(f"{prefix}.self_attn", config, bias=config.attention_bias),
-        mlp_norm=norm(f"{prefix}.post_attention_layernorm", config.hidden_size),
-        gate_up=gate_up_projection(f"{prefix}.mlp", config, bias=False),
-        down=down_projection(f"{prefix}.mlp", config, bias=False),
+        **vars(layer_specs(config, index, qkv_bias=bias, out_bias=bias)),
+        q_norm=norm(f"{prefix}.q_norm", config.head_dim),
+        k_norm=norm(f"{prefix}.k_norm", config.head_dim),
     )
 
 
