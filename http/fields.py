@@ -93,5 +93,12 @@ def check_fields(body: Mapping[str, msgspec.Raw], known: tuple[str, ...], neutra
     for name in sorted(body.keys() - set(known) - _ACCEPTED):
         if name not in neutral:
             logger.debug("Ignoring unknown request field %.100r", name)
-        elif msgspec.json.decode(body[name]) not in (None, *neutral[name]):
+        elif not _is_neutral(body[name], neutral[name]):
             raise Unsupported(f"{name} is not supported", name)
+
+
+def _is_neutral(value: msgspec.Raw, neutral: tuple[object, ...]) -> bool:
+    try:
+        return msgspec.json.decode(value) in (None, *neutral)
+    except msgspec.DecodeError:  # a number beyond all bounds
+        return False

@@ -102,6 +102,8 @@ class Front:
             assert part.token_ids is not None
             self._check_prompt(part.token_ids)
             self._check_priority(priority)
+            _check_text(request_id, "request_id")
+            _check_text(part.cache_salt, "cache_salt")
             request = EngineRequest(
                 request_id=request_id,
                 prompt_token_ids=part.token_ids,
@@ -171,6 +173,8 @@ class Front:
         self._check_ids(token_ids, "prompt")
 
     def _check_priority(self, priority: int) -> None:
+        if not isinstance(priority, int) or not -(2**63) <= priority < 2**63:
+            raise InvalidRequest("priority must be a 64-bit integer", "priority")
         if priority and not self.has_priorities:
             raise InvalidRequest(
                 f"priority is {priority}, but requests are served in order of arrival; start the "
@@ -223,6 +227,8 @@ class Front:
                 "stop strings need a tokenizer; the engine was started with skip_tokenizer_init",
                 "stop",
             )
+        for stop in params.stop_strings:
+            _check_text(stop, "stop")
         self._check_ids(params.stop_token_ids or (), "stop_token_ids")
         self._check_ids(params.logit_bias or (), "logit_bias")
 
@@ -245,9 +251,17 @@ def _parts_of_mapping(prompt: Mapping[str, Any], cache_salt: str) -> _Parts:
             'and may hold "cache_salt"',
             "prompt",
         )
-    if not isinstance(cache_salt, str):
-        raise InvalidRequest("cache_salt must be a string", "cache_salt")
     return _Parts(text, None if token_ids is None else _integers(token_ids), cache_salt)
+
+
+def _check_text(value: Any, name: str) -> None:
+    """Refuse what is no text, or text that UTF-8 cannot hold: it could not be hashed or sent."""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{name} must be a string", name)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{name} holds lone surrogates", name) from None
 
 
 def _integers(values: Any) -> list[int]:

@@ -146,7 +146,8 @@ class StepRunner:
             "presence_penalty": params.presence_penalty,
             "frequency_penalty": params.frequency_penalty,
         }
-        top_k = params.top_k if params.top_k > 0 else self.shapes.model.vocab_size
+        vocab_size = self.shapes.model.vocab_size
+        top_k = min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
         self._sampling.set(sequence.slot, request.seed, top_k, floats)
         self._modes[sequence.slot] = request.mode
         (self._scoring.discard if params.prompt_logprobs is None else self._scoring.add)(

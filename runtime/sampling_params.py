@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from numbers import Real
+from operator import index
 from typing import Any
 
 from paged.runtime.errors import InvalidRequest, Unsupported
@@ -12,7 +15,13 @@ MAX_N = 128
 MAX_STOP_STRINGS = 64
 MAX_TOKEN_RULES = 512
 _GREEDY_BELOW = 1e-5
-_MIN_TEMPERATURE = 0.01
+_MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.01, 1e6
+_INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
+_NUMBERS = (
+    *("temperature", "top_p", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+_OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
 
 
 class RequestOutputKind(Enum):
@@ -25,7 +34,7 @@ class RequestOutputKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """Sampling parameters of one request.
+    """Sampling parameters of one request; numbers may come in numpy's types.
 
     Attributes:
         n: sequences to generate from the prompt.
@@ -50,7 +59,8 @@ class SamplingParams:
         output_kind: what each streamed output holds.
 
     Raises:
-        InvalidRequest: a value out of its range; names the field, the value and the range.
+        InvalidRequest: a value out of its range or of another type; names the field, the value
+            and what is allowed.
     """
 
     n: int = 1
@@ -77,6 +87,7 @@ class SamplingParams:
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
+        _make_plain(self)
         _check_ranges(self)
         _check_stops(self)
         if self.n > 1 and self.greedy:
@@ -102,14 +113,49 @@ class SamplingParams:
 
     @property
     def effective_temperature(self) -> float:
-        """0 for greedy; else at least 0.01, below which float32 softmax is greedy anyway."""
-        return 0.0 if self.greedy else max(self.temperature, _MIN_TEMPERATURE)
+        """0 for greedy; else within what float32 tells from greedy and from pure chance."""
+        if self.greedy:
+            return 0.0
+        return min(max(self.temperature, _MIN_TEMPERATURE), _MAX_TEMPERATURE)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+def _make_plain(params: SamplingParams) -> None:
+    """Values as Python's own numbers: whatever else came would fail in the middle of a step."""
+
+    def convert(name: str, kind: str, make: Callable[[Any], object]) -> None:
+        value = getattr(params, name)
+        if value is None and name in _OPTIONAL:
+            return
+        try:
+            object.__setattr__(params, name, make(value))
+        except (AttributeError, OverflowError, TypeError):
+            found = type(value).__name__
+            raise InvalidRequest(f"{name} must be {kind}, got {found}", name) from None
+
+    for name in _INTEGERS:
+        convert(name, "an integer", index)
+    for name in _NUMBERS:
+        convert(name, "a number", _number)
+    if params.stop_token_ids is not None:
+        convert("stop_token_ids", "a list of token ids", lambda ids: [index(each) for each in ids])
+    if params.logit_bias is not None:
+        convert("logit_bias", "a dict of token ids to numbers", _biases)
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, Real):
+        raise TypeError
+    return float(value)
+
+
+def _biases(value: Any) -> dict[int, float]:
+    return {index(token): _number(bias) for token, bias in value.items()}
 
 
 def _check_ranges(params: SamplingParams) -> None:
@@ -122,7 +168,7 @@ def _check_ranges(params: SamplingParams) -> None:
     check("top_p", 0 < params.top_p <= 1, "above 0 and at most 1")
     check("top_k", params.top_k >= -1, "-1 or 0 (off), or at least 1")
     check("min_p", 0 <= params.min_p <= 1, "between 0 and 1")
-    check("repetition_penalty", 0 < params.repetition_penalty < float("inf"), "above 0")
+    check("repetition_penalty", 1e-6 <= params.repetition_penalty <= 1e6, "between 1e-6 and 1e6")
     for name in ("presence_penalty", "frequency_penalty"):
         check(name, -2 <= getattr(params, name) <= 2, "between -2 and 2")
     if params.seed is not None:
@@ -145,6 +191,8 @@ def _check_ranges(params: SamplingParams) -> None:
 
 def _check_stops(params: SamplingParams) -> None:
     stops = params.stop_strings
+    if not all(isinstance(stop, str) for stop in stops):
+        raise InvalidRequest("stop must be a string or a list of strings", "stop")
     if any(stop == "" for stop in stops):
         raise InvalidRequest("stop must not hold an empty string", "stop")
     if len(stops) > MAX_STOP_STRINGS:

@@ -142,6 +142,15 @@ def test_what_is_not_carried_out_is_refused_unless_neutral(
     assert (error["code"], error["type"], error["param"]) == (400, "NotImplementedError", name)
 
 
+@pytest.mark.parametrize("value", [b"7" * 5000, b"1e999", b'"\xff"'])
+def test_a_value_that_cannot_be_read_is_not_neutral(client: TestClient, value: bytes) -> None:
+    reply = client.post(
+        COMPLETIONS, content=b'{"prompt": "a", "length_penalty": ' + value + b"}", headers=JSON
+    )
+    assert reply.status_code == 400
+    assert error_of(reply)["param"] == "length_penalty"
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

@@ -187,6 +187,32 @@ def test_stop_tokens_and_min_tokens(core: EngineCore) -> None:
     assert later[:first] == greedy[:first]
 
 
+EXTREMES: list[dict[str, Any]] = [
+    {"top_k": 2**31},
+    {"top_k": 10**30},
+    {"top_p": 1e-320},
+    {"min_p": 1.0},
+    {"temperature": 1e-5},
+    {"temperature": 1e300, "min_tokens": 12, "ignore_eos": False},
+    {"repetition_penalty": 1e-6, "min_tokens": 12, "ignore_eos": False},
+    {"repetition_penalty": 1e6},
+    {"seed": -(2**63)},
+    {"seed": 2**63 - 1, "n": 3},
+    {"frequency_penalty": -2.0, "presence_penalty": -2.0},
+    {"logit_bias": dict.fromkeys(range(VOCAB), -100.0)},
+    {"stop_token_ids": list(range(VOCAB)), "min_tokens": 12},
+]
+
+
+@pytest.mark.parametrize("params", EXTREMES, ids=str)
+def test_no_value_that_is_allowed_breaks_a_step(core: EngineCore, params: dict[str, Any]) -> None:
+    prompt = [7, *prompt_of(9)]
+    tokens = run(core, make_request("extreme", prompt, **{"temperature": 1.0, **params}))
+    assert [len(each) for each in tokens.values()] == [12] * params.get("n", 1)
+    if not params.get("ignore_eos", True):
+        assert 7 not in tokens["extreme", 0][:11], "the end of the sequence was masked"
+
+
 def test_the_models_end_of_sequence_has_no_stop_reason(core: EngineCore) -> None:
     bias = {7: 100.0}
     core.add(make_request("eos", prompt_of(5), logit_bias=bias, ignore_eos=False))

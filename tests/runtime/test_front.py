@@ -142,6 +142,18 @@ def test_priorities_need_their_policy():
     assert error("a", priority=1)[1] == "priority"
 
 
+@pytest.mark.parametrize("priority", [2**63, -(10**400), 1.5, "1", None])
+def test_priorities_are_64_bit_integers(priority):
+    assert error("a", priority=priority, has_priorities=True)[1] == "priority"
+
+
+@pytest.mark.parametrize("text", ["\ud800", b"bytes", 7])
+def test_strings_that_the_engine_keeps_are_text(text):
+    assert error("a", cache_salt=text)[1] == "cache_salt"
+    with pytest.raises(InvalidRequest, match="request_id"):
+        front().prepare(text, "a")
+
+
 def test_cache_salt():
     assert prepare("a").request.cache_salt == ""
     assert prepare("a", cache_salt="x").request.cache_salt == "x"
@@ -155,6 +167,10 @@ def test_without_a_tokenizer():
     assert error([1], SamplingParams(stop="a"), tokenizer=None)[1] == "stop"
     with pytest.raises(InvalidRequest, match="chat needs a tokenizer"):
         front(tokenizer=None).chat_prompts([[{"role": "user", "content": "a"}]])
+
+
+def test_stop_strings_are_text():
+    assert error("a", SamplingParams(stop=["b", "\udfff"]))[1] == "stop"
 
 
 def test_errors_never_echo_the_prompt():
