@@ -1,0 +1,82 @@
+"""The compiled programs: what they keep in place, and that they are all that serving needs."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from paged.cache import CacheSpec
+from paged.models.loading.dummy import random_params
+from paged.models.registry import get_family, model_config
+from paged.runtime.buckets import Buckets
+from paged.runtime.compiles import num_compiles
+from paged.runtime.steps import Key, Programs, StepShapes
+
+MODEL = model_config(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 199,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+    }
+)
+NUM_PAGES = 4099
+
+
+@pytest.fixture(scope="module")
+def shapes() -> StepShapes:
+    cache = CacheSpec(
+        num_layers=MODEL.num_layers,
+        num_pages=NUM_PAGES,
+        page_size=16,
+        num_kv_heads=MODEL.num_kv_heads,
+        head_dim=MODEL.head_dim,
+        dtype=jnp.dtype(jnp.float32),
+    )
+    family = get_family(MODEL.architecture)
+    return StepShapes(family, MODEL, cache, Buckets.make(4, 32), 256, "xla")
+
+
+@pytest.fixture(scope="module")
+def programs(shapes: StepShapes) -> Programs:
+    params = random_params(shapes.family.specs(MODEL), jnp.dtype(jnp.float32))
+    return Programs(shapes, params, progress=False)
+
+
+def keys(shapes: StepShapes) -> list[Key]:
+    forwards: list[Key] = [("forward", bucket) for bucket in shapes.buckets.all()]
+    return [*forwards, ("copy_pages",)]
+
+
+def test_no_program_copies_the_pages(shapes: StepShapes, programs: Programs) -> None:
+    """Also the step of a single token, whose write XLA would turn into a copy on a CPU."""
+    cache_bytes = shapes.cache.bytes_per_page * NUM_PAGES
+    for key in keys(shapes):
+        report = programs[key].memory_analysis()
+        assert report is not None
+        assert report.alias_size_in_bytes >= cache_bytes, f"{key} does not take the pages over"
+        assert report.temp_size_in_bytes < cache_bytes / 20, f"{key} holds a copy of pages"
+        text = programs[key].as_text()
+        assert text is not None
+        rows = (str(NUM_PAGES), str(NUM_PAGES * 16))
+        copies = [line for line in text.splitlines() if " copy(" in line]
+        assert not [line for line in copies if any(f"[{n}," in line for n in rows)], key
+
+
+def test_a_program_that_was_not_compiled_is_refused(programs: Programs) -> None:
+    before = num_compiles()
+    with pytest.raises(KeyError):
+        programs["forward", "another shape"]
+    assert num_compiles() == before
+
+
+def test_compilations_are_counted() -> None:
+    before = num_compiles()
+    jax.block_until_ready(jax.jit(lambda x: x * 3 + before)(jnp.ones(7)))
+    assert num_compiles() > before
