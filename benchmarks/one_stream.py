@@ -2,8 +2,8 @@
 
     python benchmarks/one_stream.py [--transformers PYTHON] [--rounds N]
 
-PYTHON is an interpreter that has torch, transformers, accelerate and gguf (Paged needs none of torch). Both
-sides hold the same weights in float32, take the same prompt and decode greedily. They stand ready
+PYTHON is an interpreter that has torch, transformers, accelerate and gguf. Both sides hold the same
+weights in float32, take the same prompt and decode greedily. They stand ready
 in processes of their own and run in turns, so that a noisy machine is noisy for both; the table
 gives the medians, and their ratio is the figure to quote.
 """
@@ -82,7 +82,8 @@ class Worker:
 
     def run(self, streams: int) -> float:
         """Output tokens per second of this many streams."""
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin
+        assert self._process.stdout
         print(streams, file=self._process.stdin, flush=True)
         for line in self._process.stdout:
             if line.startswith("{"):
@@ -102,6 +103,7 @@ def serve_turns(run: Callable[[int], float]) -> None:
 
 
 def main() -> None:
+    """Read the arguments, run the sides in turns and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--transformers", metavar="PYTHON", help="interpreter with torch")
     parser.add_argument("--rounds", type=int, default=5)
