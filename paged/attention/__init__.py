@@ -91,7 +91,17 @@ def _triton() -> Backend:
     return Backend(triton.decode_attention, triton.prefill_attention, triton.TILE_SIZE)
 
 
-BACKENDS: dict[str, Callable[[], Backend]] = {"xla": _xla, "triton": _triton}
+def _mosaic() -> Backend:
+    from paged.attention import mosaic, triton
+
+    return Backend(triton.decode_attention, mosaic.prefill_attention, mosaic.TILE_SIZE)
+
+
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    "xla": _xla,
+    "triton": _triton,
+    "mosaic": _mosaic,
+}
 
 
 def default_backend(platform: str) -> str:

@@ -22,12 +22,12 @@ MIXED = Shape(heads=32, kv_heads=8, dtype="bfloat16", num_rows=64, num_tokens=51
 DECODE = dataclasses.replace(MIXED, num_tokens=64)
 
 
-def compiled(shape: Shape) -> jax.stages.Compiled:
+def compiled(shape: Shape, backend: str = "triton") -> jax.stages.Compiled:
     """One layer's attention for a shape, its pages donated."""
     vector = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
     tokens = functools.partial(jax.ShapeDtypeStruct, dtype=shape.dtype)
     return aot.compile_for_h200(
-        step(shape, "triton", decode_only=shape.num_tokens == shape.num_rows),
+        step(shape, backend, decode_only=shape.num_tokens == shape.num_rows),
         tokens((shape.num_tokens, shape.heads, shape.head_dim)),
         tokens((shape.num_tokens, shape.kv_heads, shape.head_dim)),
         tokens((shape.num_tokens, shape.kv_heads, shape.head_dim)),
@@ -51,6 +51,22 @@ def test_pages_are_updated_in_place_and_nothing_loops_over_the_host(shape: Shape
     assert text is not None
     assert "paged_decode" in text
     assert " while(" not in text
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        MIXED,
+        dataclasses.replace(MIXED, head_dim=128, page_size=8),
+        dataclasses.replace(MIXED, heads=7, kv_heads=1, head_dim=192, page_size=128),
+        dataclasses.replace(MIXED, heads=24, kv_heads=1, head_dim=256, window=100, soft_cap=9.0),
+    ],
+    ids=["64", "128", "192", "256"],
+)
+def test_the_mosaic_kernel_lowers(shape: Shape) -> None:
+    text = compiled(shape, "mosaic").as_text()
+    assert text is not None
+    assert "mosaic_gpu" in text
 
 
 @pytest.mark.slow

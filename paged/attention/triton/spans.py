@@ -25,7 +25,9 @@ from jax.experimental.pallas import triton as plgpu
 from paged.attention.pieces import Ref
 
 LOG2_E = math.log2(math.e)
-MASKED = -1e30
+# A masked score, and where running maxima start: far below any real one, far above a masked one, so
+# that masked scores weigh nothing even where nothing else has been seen.
+MASKED, LOWEST = -1e30, -1e20
 
 # Output [M, D], maximum [M] and sum [M] of the softmax so far, float32; maxima in powers of two.
 Running = tuple[jax.Array, jax.Array, jax.Array]
@@ -113,7 +115,7 @@ def start(rows: int, spec: Spec) -> Running:
     """The softmax over nothing, for `rows` queries."""
     return (
         jnp.zeros((rows, pl.next_power_of_2(spec.head_dim)), jnp.float32),
-        jnp.full((rows,), MASKED, jnp.float32),
+        jnp.full((rows,), LOWEST, jnp.float32),
         jnp.zeros((rows,), jnp.float32),
     )
 
@@ -157,8 +159,7 @@ def attend(
 ) -> Running:
     """Fold keys and values [span, D] into the running softmax of queries [M, D].
 
-    `visible` broadcasts to [M, span]; None when all is. A query to which nothing is visible in its
-    first span sums garbage there, which the first visible score then scales to nothing.
+    `visible` broadcasts to [M, span]; None when all is.
     """
     out, maximum, total = running
     scores = _in_powers_of_two(plgpu.dot(q, k.T, precision=spec.precision), spec)

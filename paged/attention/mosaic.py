@@ -1,0 +1,481 @@
+"""Prefill attention for Hopper GPUs, in the Mosaic GPU form of Pallas.
+
+A piece is 128 query rows: a few tokens with the query heads of one key/value head. Two warpgroups
+compute 64 rows each and take turns, so that the products of one run while the other works on its
+softmax. A third one walks the page table and copies keys and values ahead of them, page by page,
+into a ring of buffers. The ring runs on from piece to piece.
+
+Where a stretch of positions holds some that must not count, their scores are masked, and their
+values are overwritten with zeros in the buffer: whatever a recycled page holds, NaN included, must
+reach no result, and zero times NaN is NaN.
+
+Other GPUs, float32 and head sizes that are no multiple of 64 are left to the Triton kernels, and so
+is decoding, which they do at the speed of the memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from paged.attention import triton
+from paged.attention.metadata import AttentionMetadata
+from paged.attention.pieces import Cut, Piece, Ref, Step, in_turn, locate, stretches
+
+TILE_SIZE = 128
+# Query rows of a warpgroup, and how many warpgroups compute.
+_ROWS, _COMPUTERS = 64, 2
+_MEMORY = _COMPUTERS  # the warpgroup that copies
+# Programs that share the pieces: four for each multiprocessor, which runs one at a time. That evens
+# out what they are given.
+_PROGRAMS = 528
+# Buffers of the ring, for keys and for values.
+_STAGES = 2
+_LOG2_E = math.log2(math.e)
+# A masked score, and where running maxima start: see `triton.spans`.
+_MASKED, _LOWEST = -1e30, -1e20
+
+
+def prefill_attention(
+    q: jax.Array,
+    pages: jax.Array,
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+) -> jax.Array:
+    """See `paged.attention.PrefillAttention`."""
+    if not supports(q, pages):
+        return triton.prefill_attention(
+            q, pages, meta, scale=scale, window=window, soft_cap=soft_cap
+        )
+    return mosaic_prefill(q, pages, meta, scale=scale, window=window, soft_cap=soft_cap)
+
+
+def supports(q: jax.Array, pages: jax.Array) -> bool:
+    """Whether the copies and products of Hopper take these: 16-bit floats, 128-byte rows."""
+    half = q.dtype == pages.dtype and q.dtype in (jnp.bfloat16, jnp.float16)
+    return half and q.shape[-1] % 64 == 0 and q.shape[-1] <= 256
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """What is fixed when the kernel is compiled.
+
+    Attributes:
+        cut: how tiles are cut into pieces of `_COMPUTERS * _ROWS` query rows.
+        head_dim: elements of a head (D).
+        kv_heads: key/value heads (Hkv).
+        page_size: tokens a page holds.
+        pages_per_table: P.
+        span: positions a buffer of the ring holds.
+        scale, window, soft_cap: see `paged.attention.paged_attention`.
+        dtype: of queries, pages and output.
+        interpreted: whether Pallas' interpreter runs the kernel.
+    """
+
+    cut: Cut
+    head_dim: int
+    kv_heads: int
+    page_size: int
+    pages_per_table: int
+    span: int
+    scale: float
+    window: int | None
+    soft_cap: float | None
+    dtype: jnp.dtype
+    interpreted: bool
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a warpgroup. Its row r is token r % tokens with member r // tokens."""
+        return self.cut.tokens // _COMPUTERS
+
+    @property
+    def copies(self) -> int:
+        """Copies that fill a buffer: one a page, or a part of one."""
+        return max(self.span // self.page_size, 1)
+
+
+class _Shared(NamedTuple):
+    """Shared memory and barriers of a program.
+
+    Attributes:
+        q: [_COMPUTERS, _ROWS, D], the queries of each computing warpgroup, in tiles.
+        rows: the same memory, row after row as `q` and `out` have them on the device.
+        k, v: [_STAGES, span, D], the ring.
+        q_full, k_full, v_full: copies have arrived.
+        k_free, v_free: both computing warpgroups are done with a buffer.
+        turn: the computing warpgroups meet here to take turns.
+    """
+
+    q: Ref
+    rows: Ref
+    k: Ref
+    v: Ref
+    q_full: Ref
+    k_full: Ref
+    v_full: Ref
+    k_free: Ref
+    v_free: Ref
+    turn: Ref
+
+
+def mosaic_prefill(
+    q: jax.Array,
+    pages: jax.Array,
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    interpret: plgpu.InterpretGPUParams | None = None,
+) -> jax.Array:
+    """The kernel alone; `interpret` runs it on a CPU."""
+    _, page_size, heads, head_dim = pages.shape
+    cut = Cut.of(
+        q.shape[1] // (heads // 2),
+        heads // 2,
+        meta.tile_size,
+        queries=_COMPUTERS * _ROWS,
+        max_members=8,  # a member's tokens make whole rows of 8 in the tiling below
+    )
+    spec = _Spec(
+        cut=cut,
+        head_dim=head_dim,
+        kv_heads=heads // 2,
+        page_size=page_size,
+        pages_per_table=meta.page_tables.shape[1],
+        span=128 if head_dim <= 128 else 64,
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+        dtype=q.dtype,
+        interpreted=interpret is not None,
+    )
+    step = Step.of(meta)
+    # Their base class is abstract by the letter, for a method whose body is empty.
+    tiling = (
+        plgpu.TilingTransform((8, 64)),  # type: ignore[abstract]
+        plgpu.SwizzleTransform(128),  # type: ignore[abstract]
+    )
+    queries = (_COMPUTERS, _ROWS, head_dim)
+    ring = plgpu.SMEM((_STAGES, spec.span, head_dim), pages.dtype, transforms=tiling)
+
+    def barriers(arrivals: int, count: int = _STAGES) -> plgpu.Barrier:
+        return plgpu.Barrier(num_arrivals=arrivals, num_barriers=count)
+
+    return plgpu.kernel(
+        functools.partial(_kernel, spec=spec),
+        kernel_name="paged_prefill_mosaic",
+        out_type=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        grid=(min(_PROGRAMS, len(step.tiles) * cut.per_tile),),
+        grid_names=("program",),
+        num_threads=_COMPUTERS + 1,
+        thread_name="warpgroup",
+        scratch_types=[
+            plgpu.RefUnion(
+                plgpu.SMEM(queries, q.dtype, transforms=tiling), plgpu.SMEM(queries, q.dtype)
+            ),
+            ring,
+            ring,
+            barriers(cut.members, _COMPUTERS),
+            barriers(spec.copies),
+            barriers(spec.copies),
+            barriers(_COMPUTERS),
+            barriers(_COMPUTERS),
+            barriers(_COMPUTERS, 1),
+        ],
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True,
+            # Layouts as written: inferring them finds none for `rows`.
+            lowering_semantics=plgpu.LoweringSemantics.Lane,
+        ),
+        interpret=interpret,
+    )(q, pages, meta.page_tables, *step)
+
+
+def _kernel(
+    q_ref: Ref,
+    pages_ref: Ref,
+    tables_ref: Ref,
+    rows_ref: Ref,
+    tiles_ref: Ref,
+    num_tiles_ref: Ref,
+    out_ref: Ref,
+    queries: tuple[Ref, Ref],
+    *ring_and_barriers: Ref,
+    spec: _Spec,
+) -> None:
+    """All pieces of one program; see `pieces.Step` for the shape of the step."""
+    step = Step(rows_ref, tiles_ref, num_tiles_ref)
+    shared = _Shared(*queries, *ring_and_barriers)
+    warpgroup = lax.axis_index("warpgroup")
+
+    @pl.when(warpgroup < _COMPUTERS)
+    def _() -> None:
+        plgpu.set_max_registers(232, action="increase")
+        computer = functools.partial(_compute, warpgroup, q_ref, out_ref, shared, spec)
+        _for_each_piece(step, spec, computer)
+
+    @pl.when(warpgroup == _MEMORY)
+    def _() -> None:
+        plgpu.set_max_registers(40, action="decrease")
+        copied = _for_each_piece(
+            step, spec, functools.partial(_copy, pages_ref, tables_ref, shared, spec)
+        )
+        _drain(copied, shared)
+
+
+def _for_each_piece(step: Step, spec: _Spec, work: Callable[[Piece, jax.Array], None]) -> jax.Array:
+    """Call `work(piece, spans done before)` for this program's pieces; gives all spans done."""
+    program, programs = lax.axis_index("program"), lax.axis_size("program")
+    num_pieces = step.num_tiles[0] * spec.cut.per_tile
+
+    def turn(n: jax.Array, done: jax.Array) -> jax.Array:
+        index = in_turn(n, program, programs, num_pieces)
+        piece = locate(jnp.maximum(index, 0), spec.cut, step)
+        here = (index >= 0) & (piece.num_tokens > 0)
+        pl.when(here)(lambda: work(piece, done))
+        all_of_it = stretches(piece, spec.window, spec.span)
+        return done + jnp.where(here, all_of_it[-1].until - all_of_it[0].since, 0)
+
+    return lax.fori_loop(0, pl.cdiv(num_pieces, programs), turn, jnp.int32(0))
+
+
+def _copy(
+    pages_ref: Ref, tables_ref: Ref, shared: _Shared, spec: _Spec, piece: Piece, done: jax.Array
+) -> None:
+    """Copy the keys and values that a piece sees into the ring, as its buffers become free."""
+    visits = stretches(piece, spec.window, spec.span)
+    since, until = visits[0].since, visits[-1].until
+
+    def table_entries(i: jax.Array) -> tuple[jax.Array, ...]:
+        # Behind the table's end any page will do: what lies behind the sequence's is masked.
+        first = lax.div(i * spec.span, spec.page_size)
+        entries = (jnp.minimum(first + j, spec.pages_per_table - 1) for j in range(spec.copies))
+        return tuple(tables_ref[piece.slot, entry] for entry in entries)
+
+    def visit(i: jax.Array, ids: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        count = done + i - since
+        slot = lax.rem(count, _STAGES)
+        # Read the table one span ahead, for its answer takes longer than a copy's start.
+        ahead = table_entries(jnp.minimum(i + 1, until - 1))
+        rows = min(spec.page_size, spec.span)
+        offset = pl.multiple_of(lax.rem(i * spec.span, spec.page_size), rows)
+
+        def fill(buffers: Ref, full: Ref, free: Ref, head: jax.Array) -> None:
+            pl.when(count >= _STAGES)(lambda: plgpu.barrier_wait(free.at[slot]))
+            for j, page in enumerate(ids):
+                source = pages_ref.at[page, pl.ds(offset, rows), head]
+                target = buffers.at[slot, pl.ds(j * rows, rows)]
+                plgpu.copy_gmem_to_smem(source, target, full.at[slot])
+
+        fill(shared.k, shared.k_full, shared.k_free, piece.head)
+        fill(shared.v, shared.v_full, shared.v_free, piece.head + spec.kv_heads)
+        return ahead
+
+    lax.fori_loop(since, until, visit, table_entries(since))
+
+
+def _drain(copied: jax.Array, shared: _Shared) -> None:
+    """Wait for the last use of each buffer: a program must not end with copies or waits open."""
+    for n in range(_STAGES):
+
+        @pl.when(copied > n)
+        def _(n: int = n) -> None:
+            slot = lax.rem(copied - 1 - n, _STAGES)
+            plgpu.barrier_wait(shared.k_free.at[slot])
+            plgpu.barrier_wait(shared.v_free.at[slot])
+
+
+def _compute(
+    warpgroup: jax.Array,
+    q_ref: Ref,
+    out_ref: Ref,
+    shared: _Shared,
+    spec: _Spec,
+    piece: Piece,
+    done: jax.Array,
+) -> None:
+    """Attention of one warpgroup's half of a piece."""
+    half = piece._replace(
+        token=piece.token + warpgroup * spec.tokens,
+        num_tokens=jnp.minimum(piece.num_tokens - warpgroup * spec.tokens, spec.tokens),
+        first=piece.first + warpgroup * spec.tokens,
+    )
+    _load_queries(warpgroup, q_ref, shared, spec, half)
+
+    def take_turns() -> None:
+        plgpu.barrier_arrive(shared.turn)
+        plgpu.barrier_wait(shared.turn)
+
+    visits = stretches(piece, spec.window, spec.span)
+    running = (
+        plgpu.layout_cast(jnp.zeros((_ROWS, spec.head_dim), jnp.float32), plgpu.Layout.WGMMA),
+        plgpu.layout_cast(jnp.full(_ROWS, _LOWEST, jnp.float32), plgpu.Layout.WGMMA.reduce(1)),
+        plgpu.layout_cast(jnp.zeros(_ROWS, jnp.float32), plgpu.Layout.WGMMA.reduce(1)),
+    )
+    pl.when(warpgroup == 1)(take_turns)  # it runs half a span behind the other
+    for stretch in visits:
+
+        def visit(i: jax.Array, running: _Running, whole: bool = stretch.whole) -> _Running:
+            slot = lax.rem(done + i - visits[0].since, _STAGES)
+            plgpu.barrier_wait(shared.k_full.at[slot])
+
+            def products(scores: Ref) -> jax.Array:
+                keys = shared.k.at[slot].transpose((1, 0))
+                plgpu.wgmma(scores, shared.q.at[warpgroup], keys)
+                take_turns()
+                return scores[...]
+
+            scores = pl.run_scoped(
+                products, plgpu.WGMMAAccumulatorRef((_ROWS, spec.span), jnp.float32)
+            )
+            plgpu.barrier_arrive(shared.k_free.at[slot])
+            visible = None if whole else _visible(i * spec.span, half, spec)
+            running, weights = _softmax(running, scores, visible, spec)
+            plgpu.barrier_arrive(shared.turn)
+            plgpu.barrier_wait(shared.v_full.at[slot])
+            if not whole:
+                _clear_unreadable(shared.v.at[slot], i * spec.span, piece, spec)
+            plgpu.barrier_wait(shared.turn)
+            running = _accumulate(running, weights, shared.v.at[slot], spec)
+            plgpu.barrier_arrive(shared.v_free.at[slot])
+            return running
+
+        running = lax.fori_loop(stretch.since, stretch.until, visit, running)
+    pl.when(warpgroup == 0)(take_turns)
+    out, _, total = running
+    out = (out / lax.broadcast_in_dim(total, out.shape, [0])).astype(q_ref.dtype)
+    _store_output(warpgroup, out, out_ref, shared, spec, half)
+
+
+# Output [_ROWS, D], maximum [_ROWS] and sum [_ROWS] of the softmax so far, in powers of two.
+_Running = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def _softmax(
+    running: _Running, products: jax.Array, visible: jax.Array | None, spec: _Spec
+) -> tuple[_Running, jax.Array]:
+    """The running softmax scaled for new products q·k [_ROWS, span], and their weights."""
+    out, maximum, total = running
+    scale = spec.scale * _LOG2_E
+    if spec.soft_cap is not None:
+        # tanh by exp2: the approximate instruction would be off in the third digit.
+        power = jnp.exp2(products * (2 * scale / spec.soft_cap))
+        products, scale = 1 - 2 / (power + 1), spec.soft_cap * _LOG2_E
+    if visible is not None:
+        products = jnp.where(visible, products, _MASKED)
+    new_maximum = jnp.maximum(maximum, products.max(axis=1) * scale)
+    decay = jnp.exp2(maximum - new_maximum)
+    weights = jnp.exp2(products * scale - lax.broadcast_in_dim(new_maximum, products.shape, [0]))
+    out *= lax.broadcast_in_dim(decay, out.shape, [0])
+    total = total * decay + weights.sum(axis=1)
+    # Keeps the compiler from moving any of this behind the other warpgroup's turn.
+    running, weights = lax.optimization_barrier(
+        ((out, new_maximum, total), weights.astype(spec.dtype))
+    )
+    return running, weights
+
+
+def _accumulate(running: _Running, weights: jax.Array, values: Ref, spec: _Spec) -> _Running:
+    """Add the weighted values [span, D]."""
+    out, maximum, total = running
+    if spec.interpreted:  # knows no accumulator that starts with a value
+        weighted = jnp.dot(weights.astype(jnp.float32), values[...].astype(jnp.float32))
+        return out + weighted, maximum, total
+
+    def add(accumulator: Ref) -> None:
+        plgpu.wgmma(accumulator, weights, values)
+
+    return pl.run_state(add)(plgpu.WGMMAAccumulatorRef.init(out)), maximum, total
+
+
+def _visible(begin: jax.Array, half: Piece, spec: _Spec) -> jax.Array:
+    """Which of the span of positions from `begin` each row sees, [_ROWS, span]."""
+    shape = (_ROWS, spec.span)
+    row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
+    column = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA)
+    distance = (row & (spec.tokens - 1)) - column + (half.first - begin)
+    visible = distance >= 0
+    return visible if spec.window is None else visible & (distance < spec.window)
+
+
+def _clear_unreadable(values: Ref, begin: jax.Array, piece: Piece, spec: _Spec) -> None:
+    """Zero the values [span, D] from position `begin` on that no token of the piece sees.
+
+    Both computing warpgroups do it, and write the same.
+    """
+    oldest = 0 if spec.window is None else piece.first - spec.window + 1
+    for offset in range(0, spec.span, _ROWS):
+        start = begin + offset
+
+        @pl.when((start + _ROWS > piece.last + 1) | (start < oldest))
+        def _(offset: int = offset, start: jax.Array = start) -> None:
+            part = values.at[pl.ds(offset, _ROWS)]
+            shape = (_ROWS, spec.head_dim)
+            row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
+            position = start + row
+            readable = (position <= piece.last) & (position >= oldest)
+            part[...] = jnp.where(readable, part[...], jnp.zeros(shape, spec.dtype))
+
+    plgpu.commit_smem()
+
+
+def _load_queries(
+    warpgroup: jax.Array, q_ref: Ref, shared: _Shared, spec: _Spec, half: Piece
+) -> None:
+    """Copy the query rows of a warpgroup; those of padding members repeat the group's last.
+
+    They pass through `rows`, since a copy into the tiles that products want would have to start at
+    every eighth token.
+    """
+    for m in range(spec.cut.members):
+        head = half.head * spec.cut.group + jnp.minimum(half.first_member + m, spec.cut.group - 1)
+        source = q_ref.at[pl.ds(half.token, spec.tokens), head]
+        target = shared.rows.at[warpgroup, pl.ds(m * spec.tokens, spec.tokens)]
+        plgpu.copy_gmem_to_smem(source, target, shared.q_full.at[warpgroup])
+    plgpu.barrier_wait(shared.q_full.at[warpgroup])
+    rows = plgpu.load(shared.rows.at[warpgroup], layout=plgpu.Layout.WGMMA, optimized=False)
+    shared.q[warpgroup] = rows
+    plgpu.commit_smem()
+
+
+def _store_output(
+    warpgroup: jax.Array, out: jax.Array, out_ref: Ref, shared: _Shared, spec: _Spec, half: Piece
+) -> None:
+    """Copy out the rows of a warpgroup that have a token and a member."""
+    shared.rows[warpgroup] = out
+    plgpu.commit_smem()
+    complete = half.num_tokens == spec.tokens
+    for m in range(spec.cut.members):
+        member = half.first_member + m
+        head, exists = half.head * spec.cut.group + member, member < spec.cut.group
+
+        @pl.when(complete & exists)
+        def _(m: int = m, head: jax.Array = head) -> None:
+            source = shared.rows.at[warpgroup, pl.ds(m * spec.tokens, spec.tokens)]
+            plgpu.copy_smem_to_gmem(source, out_ref.at[pl.ds(half.token, spec.tokens), head])
+
+        # The tokens that follow a chunk are another row's: its end is copied one by one.
+        @pl.when(~complete & exists)
+        def _(m: int = m, head: jax.Array = head) -> None:
+            def copy_one(t: jax.Array, carry: jax.Array) -> jax.Array:
+                source = shared.rows.at[warpgroup, m * spec.tokens + t]
+                plgpu.copy_smem_to_gmem(source, out_ref.at[half.token + t, head])
+                return carry
+
+            lax.fori_loop(0, half.num_tokens, copy_one, jnp.int32(0))
+
+    plgpu.wait_smem_to_gmem(0)

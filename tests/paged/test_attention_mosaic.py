@@ -1,0 +1,75 @@
+"""The Mosaic GPU kernel, run warpgroup by warpgroup in its interpreter."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax.numpy as jnp
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from paged import attention
+from paged.attention import mosaic, triton
+from tests.paged.ragged import Row, Shape, check
+
+SHAPE = Shape(heads=4, kv_heads=1, dtype="bfloat16", num_rows=4, num_tokens=300, max_len=512)
+MIXED = [Row(15, 1), Row(100, 200), Row(0, 2), Row(300, 33)]
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend whose prefill is interpreted, in few programs, so that each has several pieces."""
+    prefill = functools.partial(mosaic.mosaic_prefill, interpret=plgpu.InterpretGPUParams())
+    backend = attention.Backend(triton.decode_attention, prefill, mosaic.TILE_SIZE)
+    monkeypatch.setitem(attention.BACKENDS, "interpreted", lambda: backend)
+    monkeypatch.setattr(mosaic, "_PROGRAMS", 3)
+
+
+def test_chunks_see_their_context_and_themselves() -> None:
+    check(SHAPE, MIXED, "interpreted")
+
+
+def test_a_window_over_large_pages_and_a_soft_cap() -> None:
+    shape = dataclasses.replace(SHAPE, heads=3, page_size=64, window=90, soft_cap=10.0)
+    check(shape, MIXED, "interpreted")
+
+
+def test_nothing_to_do() -> None:
+    check(SHAPE, [Row(15, 1)], "interpreted")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"heads": 1, "page_size": 8},
+        {"heads": 2, "head_dim": 128, "page_size": 128},
+        {"heads": 4, "kv_heads": 2, "head_dim": 192, "page_size": 64},
+        {"heads": 8, "head_dim": 256, "page_size": 128},
+        {"heads": 16, "page_size": 32},
+        {"heads": 7, "window": 5},
+        {"heads": 12, "window": 1},
+        {"heads": 24, "window": 128, "head_dim": 256, "soft_cap": 30.0},
+        {"dtype": "float16"},
+    ],
+    ids=str,
+)
+def test_sweep(options: dict[str, int]) -> None:
+    check(Shape(**{**dataclasses.asdict(SHAPE), **options}), MIXED, "interpreted")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "supported"),
+    [
+        ("bfloat16", 128, True),
+        ("float16", 64, True),
+        ("float32", 128, False),
+        ("bfloat16", 80, False),
+        ("bfloat16", 320, False),
+    ],
+)
+def test_what_it_leaves_to_triton(dtype: str, head_dim: int, supported: bool) -> None:
+    q = jnp.zeros((2, 2, head_dim), dtype)
+    pages = jnp.zeros((1, 16, 2, head_dim), dtype)
+    assert mosaic.supports(q, pages) is supported
