@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -39,15 +39,6 @@ class Family:
     logits: Callable[[DecoderParams, ModelConfig, jax.Array], jax.Array]
 
 
-class CacheLayout(NamedTuple):
-    """What a model needs of its cache; `windows` has one entry a layer, None for unlimited."""
-
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    windows: tuple[int | None, ...]
-
-
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(llama.DEFAULTS, llama.specs, llama.forward, logits),
     "MistralForCausalLM": Family(mistral.DEFAULTS, mistral.specs, mistral.forward, logits),
@@ -73,8 +64,3 @@ def model_config(data: Mapping[str, Any]) -> ModelConfig:
     """The configuration of a model from its config.json."""
     family = get_family(architecture_of(data))
     return parse_config({**family.defaults, **data})
-
-
-def cache_layout(config: ModelConfig) -> CacheLayout:
-    """What the paged cache of a model is made of."""
-    return CacheLayout(config.num_layers, config.num_kv_heads, config.head_dim, config.windows)

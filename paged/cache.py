@@ -61,15 +61,9 @@ class PagedKVCache:
     layers: tuple[jax.Array, ...]
 
     @classmethod
-    def zeros(cls, spec: CacheSpec, sharding: jax.sharding.Sharding | None = None) -> PagedKVCache:
+    def zeros(cls, spec: CacheSpec) -> PagedKVCache:
         """Allocate every page, zeroed."""
-        make = jax.jit(
-            lambda: cls(
-                tuple(jnp.zeros(spec.layer_shape, spec.dtype) for _ in range(spec.num_layers))
-            ),
-            out_shardings=sharding,
-        )
-        return make()
+        return cls(tuple(jnp.zeros(spec.layer_shape, spec.dtype) for _ in range(spec.num_layers)))
 
     @classmethod
     def shapes(cls, spec: CacheSpec) -> PagedKVCache:

@@ -109,14 +109,12 @@ class InFlight:
 class StepRunner:
     """Owns everything on the device; every call enqueues work and returns."""
 
-    def __init__(
-        self, shapes: StepShapes, params: Any, *, progress: bool, sharding: Any = None
-    ) -> None:
+    def __init__(self, shapes: StepShapes, params: Any, *, progress: bool) -> None:
         """Compile every program, then take the memory of pages and slots."""
         self.shapes = shapes
         self._params = params
         self._programs = Programs(shapes, params, progress=progress)
-        self._cache = PagedKVCache.zeros(shapes.cache, sharding)
+        self._cache = PagedKVCache.zeros(shapes.cache)
         self._slots = shapes.slot_state()
         self._sampler = shapes.sampler_state()
         self._sampling = SlotSampling(shapes.buckets.max_num_seqs)

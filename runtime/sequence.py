@@ -64,10 +64,13 @@ class Sequence:
         cache_salt: keeps its prefix cache entries apart from other salts; "" shares with all.
         reads_prefix_cache: False when every prompt token must be computed (prompt_logprobs).
         parent: the sequence whose prompt pages this one shares (n > 1), or None.
+        status: where it is in its life.
+        finish_reason, stop_reason: why it ended, and the stop token id that did it, if one did.
         outputs: output token ids read back so far.
         num_computed: tokens whose keys and values are in pages, by schedule (see the module).
         num_pending: tokens sampled by scheduled steps and not read back.
         num_cached: prompt tokens found in the prefix cache at first admission; -1 before.
+        num_preemptions: times it had to give its pages back.
         page_table: page ids; entry i holds positions i * page_size onwards.
         page_hashes: prefix-cache hashes of its full pages of known tokens, in order.
         num_registered: how many of its pages, from the first, carry their hash in the pool.
@@ -108,13 +111,6 @@ class Sequence:
     @property
     def finished(self) -> bool:
         return self.status is Status.FINISHED
-
-    def token(self, position: int) -> int | None:
-        """Token id at a position; None if only the device knows it yet."""
-        if position < len(self.prompt):
-            return self.prompt[position]
-        index = position - len(self.prompt)
-        return self.outputs[index] if index < len(self.outputs) else None
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Known token ids at positions start to stop (stop at most `num_tokens`)."""

@@ -15,7 +15,7 @@ from paged.attention import default_backend
 from paged.cache import CacheSpec
 from paged.models.config import ModelConfig, resolve_dtype
 from paged.models.loading import ModelSource
-from paged.models.registry import Family, cache_layout, get_family
+from paged.models.registry import Family, get_family
 from paged.runtime.buckets import Buckets
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
@@ -142,16 +142,15 @@ def _provisional_shapes(
     backend: str,
 ) -> StepShapes:
     """Shapes with the number of pages still open: one sequence's worth."""
-    layout = cache_layout(model)
     wanted = config.max_model_len
     length = model.context_length if wanted in (None, -1) else wanted
     pages = -(-length // config.block_size) + 1
     cache = CacheSpec(
-        num_layers=layout.num_layers,
+        num_layers=model.num_layers,
         num_pages=pages,
         page_size=config.block_size,
-        num_kv_heads=layout.num_kv_heads,
-        head_dim=layout.head_dim,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
         dtype=kv_dtype,
     )
     buckets = Buckets.make(limits.max_num_seqs, limits.max_num_batched_tokens)

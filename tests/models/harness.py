@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from paged.attention import AttentionMetadata, attention_metadata
 from paged.cache import CacheSpec, PagedKVCache
 from paged.models.config import ModelConfig
-from paged.models.registry import cache_layout, get_family
+from paged.models.registry import get_family
 from tests.models.goldens.tiny_weights import tiny_weight
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -55,14 +55,13 @@ class Runner:
         page_size: int = 4,
         max_tokens: int = 96,
     ) -> None:
-        layout = cache_layout(config)
         pages = -(-max_tokens // page_size)
         self.spec = CacheSpec(
-            num_layers=layout.num_layers,
+            num_layers=config.num_layers,
             num_pages=1 + num_slots * pages,
             page_size=page_size,
-            num_kv_heads=layout.num_kv_heads,
-            head_dim=layout.head_dim,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
             dtype=jnp.dtype(jnp.float32),
         )
         self.config, self.params = config, params

@@ -98,9 +98,10 @@ class Device:
         positions = range(row.start, row.start + row.length)
         places = [self.place(row.slot, position) for position in positions]
         for position, place in zip(positions, places, strict=True):
-            token = row.sequence.token(position)
-            if token is None:
-                token = self.newest[row.slot]
+            is_known = position < row.sequence.num_tokens
+            [token] = (
+                row.sequence.tokens(position, position + 1) if is_known else [self.newest[row.slot]]
+            )
             assert token == story.token(position)
             self.places[place] = story.fingerprint(position)
         return places
