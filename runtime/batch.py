@@ -73,7 +73,7 @@ class StepBatch(NamedTuple):
     Attributes:
         tokens: [T] int32, ON_DEVICE where the slot's newest token goes.
         slots, query_len, context_len: [R] int32 (see `AttentionMetadata`).
-        updates: [D, 3] int32 rows of (slot, index, page); padding rows have a slot out of range.
+        updates: [D, 3] int32 `PageUpdate`s; padding rows have a slot out of range.
         sampling: [R, F] int32, for `unpack_sampling`.
     """
 

@@ -42,7 +42,7 @@ class MemoryPlan:
         return (self.num_pages - 1) / -(-self.max_model_len // self.page_size)
 
     def report(self) -> str:
-        """One block of text for the start-up log."""
+        """Some lines for the start-up log."""
         pages = self.num_pages * self.bytes_per_page
         lines = ["Memory:"]
         if self.budget is not None:

@@ -221,7 +221,7 @@ def score(
 
 
 def update_tables(slots: SlotState, updates: jax.Array) -> SlotState:
-    """Apply page updates [UPDATE_ROOM, 3] of (slot, index, page); donated."""
+    """Apply page updates [UPDATE_ROOM, 3] of (slot, entry, page); donated."""
     return replace(slots, page_tables=_update_tables(slots.page_tables, updates))
 
 

@@ -75,7 +75,7 @@ class EngineReport:
 
 
 class EngineMeter:
-    """Watches an engine: what `report` says covers the `with` block."""
+    """Watches an engine: what `report` says covers what the `with` statement runs."""
 
     def __init__(self, stats: Callable[[], EngineStats]) -> None:
         self._stats = stats
