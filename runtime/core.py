@@ -157,7 +157,7 @@ class EngineCore:
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
-            kv_cache_usage=pool.num_used / (self.memory.num_pages - 1),
+            kv_cache_usage=scheduler.kv_usage,
             num_pages=self.memory.num_pages - 1,
             num_free_pages=pool.num_free,
             num_cached_pages=pool.num_cached,
@@ -206,7 +206,8 @@ class EngineCore:
 
     def _news(self, event: TokenEvent, result: StepResult) -> SequenceOutput:
         sequence = event.sequence
-        live, index = self._owner[sequence].live, self._owner[sequence].index
+        owner = self._owner[sequence]
+        live, index = owner.live, owner.index
         params = live.request.params
         logprobs = None
         if params.logprobs is not None:
