@@ -1,17 +1,15 @@
-"""Where log lines go and how they look: standard error, one line each."""
+"""What the command line logs, and what it leaves out."""
 
 from __future__ import annotations
 
 import logging
 
-_FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
+from paged.runtime.logs import log_to_stderr
 
 
 def configure_logging(level: str) -> None:
     """Log our own and the HTTP server's lines from `level` up, and others' warnings."""
-    logging.basicConfig(format=_FORMAT, datefmt="%m-%d %H:%M:%S", level=logging.WARNING)
-    for name in ("paged", "uvicorn"):
-        logging.getLogger(name).setLevel(level.upper())
+    log_to_stderr(level.upper(), "paged", "uvicorn")
 
 
 def leave_out(paths: str) -> None:

@@ -25,6 +25,9 @@ class ServeOptions:
     chat_template: str | None = option(
         None, "Chat template in place of the model's: a file, or the template itself."
     )
+    engine_process: bool = option(
+        True, "Run device and scheduler in a process of their own, which streams do not slow."
+    )
     max_body_size: int = option(32 * 2**20, "Bytes of a request body at most.")
     shutdown_timeout: float = option(
         30.0, "Seconds that running requests get to finish when the server is stopped."

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     chat_template = _chat_template(options)
     # Before the model is loaded: minutes later is late to hear that the port is taken.
     with _bind(options.host, options.port) as listener:
-        engine = AsyncEngine.from_config(config)
+        engine = AsyncEngine.from_config(config, separate_process=options.engine_process)
         try:
             app = create_app(
                 engine,

@@ -34,6 +34,8 @@ class AsyncEngine:
 
     Args:
         model: folder, GGUF file or hub id; without one, the embedded SmolLM2-135M-Instruct.
+        separate_process: whether device and scheduler run in a process of their own, so that busy
+            callers of this one do not slow them.
         flags: the fields of `EngineConfig`.
 
     Raises:
@@ -41,17 +43,19 @@ class AsyncEngine:
         ConfigError: flags that do not go together or do not fit the device.
     """
 
-    def __init__(self, model: str | None = None, **flags: Any) -> None:
+    def __init__(
+        self, model: str | None = None, *, separate_process: bool = False, **flags: Any
+    ) -> None:
         self.config = engine_config(model, flags)
-        engine = load_engine(self.config)
+        engine = load_engine(self.config, separate_process=separate_process)
         self._front = engine.front
         self._thread = EngineThread(engine)
         # At interpreter exit, while JAX is still there, and when nobody holds the engine.
         self._shutdown = weakref.finalize(self, self._thread.shutdown)
 
     @classmethod
-    def from_config(cls, config: EngineConfig) -> AsyncEngine:
-        return cls(**vars(config))
+    def from_config(cls, config: EngineConfig, *, separate_process: bool = False) -> AsyncEngine:
+        return cls(separate_process=separate_process, **vars(config))
 
     @property
     def tokenizer(self) -> Tokenizer | None:

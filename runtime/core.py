@@ -86,6 +86,9 @@ class EngineCore:
     def has_work(self) -> bool:
         return self._scheduler.has_work or bool(self._in_flight)
 
+    def fileno(self) -> None:
+        """No other process has news for `step`."""
+
     def add(self, request: EngineRequest) -> None:
         """Queue a validated request.
 

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from paged.runtime.config import EngineConfig, flags
 from paged.runtime.errors import ConfigError
 from paged.runtime.front import Front, Prepared
+from paged.runtime.memory import MemoryPlan
 from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
 from paged.runtime.outputs import RequestOutput
 from paged.runtime.processor import OutputProcessor
+from paged.runtime.remote_core import RemoteCore
 from paged.runtime.sampling_params import SamplingParams, with_model_defaults
 
 if TYPE_CHECKING:
@@ -21,16 +23,31 @@ if TYPE_CHECKING:
 
 
 class Core(Protocol):
-    """What an engine needs of `paged.runtime.core.EngineCore`."""
+    """What an engine needs of `EngineCore`, or of a `RemoteCore` that speaks for one.
+
+    Attributes:
+        has_work: whether `step` gets something done, or has something to say, at once.
+    """
 
     @property
     def has_work(self) -> bool: ...
+    def fileno(self) -> int | None:
+        """What becomes readable when a core in another process has news; None for one here."""
+
     def add(self, request: EngineRequest) -> None: ...
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]: ...
     def step(self) -> list[SequenceOutput]: ...
     def stats(self) -> EngineStats: ...
     def reset_prefix_cache(self) -> bool: ...
     def close(self) -> None: ...
+
+
+class LoadedCore(Core, Protocol):
+    """A core that says what it serves."""
+
+    max_model_len: int
+    vocab_size: int
+    memory: MemoryPlan
 
 
 class Engine:
@@ -50,6 +67,10 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` has something to do, be it to say that the core has died."""
         return self._core.has_work or self._has_failed
+
+    def fileno(self) -> int | None:
+        """What becomes readable when there is work to do; None if `step` alone makes it."""
+        return self._core.fileno()
 
     @property
     def request_ids(self) -> list[str]:
@@ -101,8 +122,12 @@ def engine_config(model: str | None, given: dict[str, Any]) -> EngineConfig:
     return EngineConfig(model=model, **given)
 
 
-def load_engine(config: EngineConfig) -> Engine:
+def load_engine(config: EngineConfig, *, separate_process: bool = False) -> Engine:
     """Find the model, load and compile it.
+
+    Args:
+        separate_process: whether the core runs in a process of its own; this one leaves the device
+            alone then.
 
     Raises:
         ConfigError: flags that do not go together or do not fit the device.
@@ -110,7 +135,6 @@ def load_engine(config: EngineConfig) -> Engine:
     """
     # Here, so that front, processor and their tests need no JAX.
     from paged.models.loading import resolve_model
-    from paged.runtime.core import EngineCore
 
     source = resolve_model(
         config.model,
@@ -120,7 +144,7 @@ def load_engine(config: EngineConfig) -> Engine:
     )
     defaults = _default_params(config, source)
     tokenizer = None if config.skip_tokenizer_init else _tokenizer(config, source)
-    core = EngineCore(config, source)
+    core = RemoteCore(config) if separate_process else _core_here(config, source)
     front = Front(
         tokenizer=tokenizer,
         max_model_len=core.max_model_len,
@@ -130,6 +154,12 @@ def load_engine(config: EngineConfig) -> Engine:
         has_priorities=config.scheduling_policy == "priority",
     )
     return Engine(core, front)
+
+
+def _core_here(config: EngineConfig, source: ModelSource) -> LoadedCore:
+    from paged.runtime.core import EngineCore
+
+    return EngineCore(config, source)
 
 
 def _tokenizer(config: EngineConfig, source: ModelSource) -> Tokenizer:

@@ -1,14 +1,16 @@
 """An engine in a thread of its own, and the streams that bring its outputs to event loops.
 
 The thread alone touches the engine. Others hand it calls through an inbox; it makes them between
-steps, and sleeps on the inbox when there is no work. The outputs of a step reach an event loop in
-one piece.
+steps, and sleeps when there is neither a call nor work. The outputs of a step reach an event loop
+in one piece.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import select
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -81,6 +83,7 @@ class EngineThread:
         self._engine = engine
         self._streams: dict[str, Stream] = {}
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # rung after each call put in
         # Set once, after which the inbox takes nothing. The lock is reentrant because the garbage
         # collector may call `shutdown` anywhere.
         self._closed: str | None = None
@@ -137,6 +140,7 @@ class EngineThread:
         with self._gate:
             self.check_running()
             self._inbox.put(call)
+            os.eventfd_write(self._bell, 1)
 
     # What follows runs in the engine's thread.
 
@@ -153,25 +157,32 @@ class EngineThread:
 
     def _serve(self) -> None:
         engine = self._engine
+        awaited = select.poll()
+        for descriptor in filter(None, (self._bell, engine.fileno())):
+            awaited.register(descriptor, select.POLLIN)
         while not self._stopping:
-            self._make_calls(wait=not engine.has_work)
-            if engine.has_work and not self._stopping:
-                self._deliver(engine.step())
+            if not engine.has_work:
+                awaited.poll()
+            self._make_calls()
+            outputs = engine.step() if engine.has_work and not self._stopping else []
             self.stats = engine.stats()
+            self._deliver(outputs)
         self._deliver(engine.abort(engine.request_ids))
 
     def _close(self, reason: str) -> None:
         with self._gate:
             self._closed = reason
-        self._make_calls(wait=False)
+        self._make_calls()
+        os.close(self._bell)
         self._send((stream, EngineDead(reason)) for stream in self._streams.values())
         self._streams.clear()
         self._engine.close()
 
-    def _make_calls(self, *, wait: bool) -> None:
-        """Make the calls in the inbox; with `wait`, at least one."""
+    def _make_calls(self) -> None:
+        """Make the calls in the inbox. The bell is stilled first: a call put in later rings it."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
         with suppress(Empty):
-            self._inbox.get(block=wait)()
             while True:
                 self._inbox.get_nowait()()
 

@@ -23,7 +23,7 @@ from paged.runtime.async_engine import AsyncEngine
 from tests.http.fakes import FakeEngine
 engine = FakeEngine(answer="x" * 50, pause=0.04)
 engine.fails_after = 3 if "mortal" in sys.argv else None
-AsyncEngine.from_config = lambda config: engine
+AsyncEngine.from_config = lambda config, **how: engine
 sys.exit(main(["serve", "--port=0", *sys.argv[1:]]))
 """
 

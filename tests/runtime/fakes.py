@@ -97,6 +97,9 @@ class FakeCore:
     def has_work(self) -> bool:
         return bool(self.live or self._in_flight)
 
+    def fileno(self) -> None:
+        pass
+
     def add(self, request: EngineRequest) -> None:
         self._check_alive()
         if any(request_id == request.request_id for request_id, _ in self.live):

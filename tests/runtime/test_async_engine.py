@@ -43,7 +43,7 @@ def engine(core: FakeCore, monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncEng
 
 def make(core: FakeCore, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> AsyncEngine:
     monkeypatch.setattr(
-        async_engine_module, "load_engine", lambda config: fake_engine(core, **changes)
+        async_engine_module, "load_engine", lambda config, **how: fake_engine(core, **changes)
     )
     return AsyncEngine()
 
@@ -351,7 +351,7 @@ def test_the_interpreters_exit_shuts_down():
             def close(self):
                 print("closed")
 
-        module.load_engine = lambda config: engine(Core(step_time=0.001), max_model_len=10**6)
+        module.load_engine = lambda _, **how: engine(Core(step_time=0.001), max_model_len=10**6)
         params = module.SamplingParams(max_tokens=10**5)
         engine = module.AsyncEngine()
         loop = asyncio.new_event_loop()

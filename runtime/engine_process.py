@@ -1,0 +1,124 @@
+"""The engine process: an engine core and its loop, at the other end of a socket.
+
+    python -m paged.runtime.engine_process FD
+
+`paged.runtime.remote_core` starts it with the descriptor of a connected socket. It sleeps in the
+socket while there is no work, looks into it between steps, and ends with the process at the other
+end, however that ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+from paged.runtime.config import EngineConfig
+from paged.runtime.engine import LoadedCore
+from paged.runtime.errors import EngineDead
+from paged.runtime.logs import log_to_stderr
+from paged.runtime.wire import (
+    Abort,
+    Add,
+    Channel,
+    Failed,
+    News,
+    Ready,
+    ResetPrefixCache,
+    Start,
+    ToEngine,
+    WasReset,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def main(descriptor: int, make_core: Callable[[EngineConfig], LoadedCore]) -> int:
+    """Make a core as the first message says and serve it; returns the exit status."""
+    threading.Thread(target=_leave_with_peer, args=(descriptor,), daemon=True).start()
+    channel = Channel(socket.socket(fileno=descriptor), ToEngine)
+    try:
+        start = _receive_start(channel)
+        log_to_stderr(start.log_level, "paged")
+        _serve(make_core(start.config), channel)
+    except Exception as error:
+        channel.send(_last_words(error))
+        channel.flush()
+        return 1
+    return 0
+
+
+def _leave_with_peer(descriptor: int) -> None:
+    """End this process when the other one has ended, also in the middle of loading or a step."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # the hang-up is reported in any case
+    poll.poll()
+    os._exit(1)
+
+
+def _receive_start(channel: Channel) -> Start:
+    messages: list[Start] = []
+    while not messages:
+        messages = channel.receive(wait=True)
+    return messages[0]
+
+
+def _serve(core: LoadedCore, channel: Channel) -> None:
+    """Step until the other side closes. Raises EngineDead when the core dies."""
+    channel.send(Ready(core.max_model_len, core.vocab_size, core.memory, core.stats()))
+    num_taken = 0
+    while True:
+        try:
+            messages = channel.receive(wait=not core.has_work)
+        except EOFError:
+            core.close()
+            return
+        for message in messages:
+            _take(core, channel, message)
+        num_taken += len(messages)
+        outputs = core.step() if core.has_work else []
+        channel.send(News(outputs, core.stats(), num_taken))
+        if any(item.finish_reason == "error" for item in outputs):
+            core.step()  # raises what the core died of
+
+
+def _take(core: LoadedCore, channel: Channel, message: Add | Abort | ResetPrefixCache) -> None:
+    match message:
+        case Add(request=request):
+            core.add(request)
+        case Abort(request_id=request_id, index=index):
+            core.abort(request_id, index)  # who asked knows how it ends
+        case ResetPrefixCache():
+            channel.send(WasReset(core.reset_prefix_cache()))
+
+
+def _last_words(error: Exception) -> Failed:
+    """Paged's own errors as they are; any other is a bug, and its trace goes to the log."""
+    kind = type(error)
+    if kind.__module__.startswith("paged."):
+        return Failed(f"{kind.__module__}:{kind.__qualname__}", str(error))
+    logger.exception("The engine process failed")
+    name = f"{EngineDead.__module__}:{EngineDead.__qualname__}"
+    return Failed(name, f"the engine stopped: {kind.__name__}: {error}")
+
+
+def _load_core(config: EngineConfig) -> LoadedCore:
+    # Here, so that the watcher runs before the seconds that importing JAX takes.
+    from paged.models.loading import resolve_model
+    from paged.runtime.core import EngineCore
+
+    source = resolve_model(
+        config.model,
+        revision=config.revision,
+        download_dir=config.download_dir,
+        load_format=config.load_format,
+    )
+    return EngineCore(config, source)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), _load_core))

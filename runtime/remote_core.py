@@ -1,0 +1,273 @@
+"""The engine core in a process of its own, as the rest of the engine sees it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from paged.runtime.config import EngineConfig
+from paged.runtime.errors import EngineDead, InvalidRequest
+from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
+from paged.runtime.wire import (
+    Abort,
+    Add,
+    Channel,
+    Failed,
+    FromEngine,
+    News,
+    Ready,
+    ResetPrefixCache,
+    Start,
+    WasReset,
+)
+
+logger = logging.getLogger(__name__)
+
+# Arguments of a Python interpreter; the descriptor of the socket is put behind them.
+_PROGRAM = ("-m", "paged.runtime.engine_process")
+# Seconds: to end a step and give the memory back, and to be gone after hanging up.
+_TIME_TO_CLOSE = 10.0
+_TIME_TO_EXIT = 1.0
+
+
+@dataclass(frozen=True)
+class _Live:
+    """A request that has not ended: the number of its Add message, and its unended sequences."""
+
+    number: int
+    indices: set[int]
+
+
+class RemoteCore:
+    """Starts an engine process and keeps `Core`'s protocol with it. Not thread-safe.
+
+    An abort is answered here, the process is told, and what it had on the way is dropped. When the
+    process dies, every live sequence ends with finish reason "error", and each later call raises
+    EngineDead.
+
+    Attributes:
+        max_model_len, vocab_size, memory: those of the core.
+        pid: of the process.
+
+    Raises:
+        ConfigError, CheckpointError, ...: what the core failed to start with.
+        EngineDead: the process died before it was ready.
+    """
+
+    def __init__(self, config: EngineConfig, *, program: Sequence[str] = _PROGRAM) -> None:
+        self._live: dict[str, _Live] = {}
+        self._num_sent = 0
+        self._news: list[News] = []
+        self._ready: Ready | None = None
+        self._answers: list[bool] = []
+        self._failure: Failed | None = None
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = _spawn(program, theirs)
+        self._channel = Channel(ours, FromEngine)
+        self.pid = self._process.pid
+        logger.info("The engine runs in process %d", self.pid)
+        try:
+            ready = self._start(config)
+        except BaseException:
+            self._kill()
+            raise
+        self.max_model_len, self.vocab_size = ready.max_model_len, ready.vocab_size
+        self.memory, self._stats = ready.memory, ready.stats
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to say at once."""
+        return bool(self._news) or self._failure is not None or self._channel.is_readable
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def add(self, request: EngineRequest) -> None:
+        self._check_alive()
+        if request.request_id in self._live:
+            raise InvalidRequest(
+                f"request_id {request.request_id!r} is in use by a running request", "request_id"
+            )
+        _check_types(request)
+        self._send(Add(request))
+        self._live[request.request_id] = _Live(self._num_sent, set(range(request.params.n)))
+
+    def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
+        live = self._live.get(request_id)
+        ended = [i for i in sorted(live.indices) if index in (None, i)] if live else []
+        if ended:
+            self._send(Abort(request_id, index))
+        return [self._end(request_id, i, "abort") for i in ended]
+
+    def step(self) -> list[SequenceOutput]:
+        """Wait for news of the process, and take all that has come."""
+        if not self._news and self._failure is None:
+            self._receive()
+        news, self._news = self._news, []
+        outputs = [item for each in news for item in self._expected(each)]
+        if self._failure is not None:
+            outputs += self._end_all(self._failure.message)
+        if not outputs:
+            self._check_alive()
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """As of the last news taken."""
+        return self._stats
+
+    def reset_prefix_cache(self) -> bool:
+        """Waits for the answer, which comes between two steps."""
+        self._check_alive()
+        self._send(ResetPrefixCache())
+        while not self._answers:
+            self._receive()
+            self._check_alive()
+        return self._answers.pop()
+
+    def close(self) -> None:
+        """End everything, and wait until the process is gone. Idempotent."""
+        if self._process.returncode is None:
+            self._channel.close_sending()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_TIME_TO_CLOSE)
+        self._kill()
+        self._live.clear()
+        self._failure = self._failure or _death("the engine was closed")
+
+    def _start(self, config: EngineConfig) -> Ready:
+        level = logging.getLogger("paged").getEffectiveLevel()
+        self._channel.send(Start(config, level))
+        while self._ready is None:
+            self._receive()
+            self._check_alive()
+        return self._ready
+
+    def _send(self, message: Add | Abort | ResetPrefixCache) -> None:
+        self._num_sent += 1
+        self._channel.send(message)
+        self._channel.flush()  # waits for a step at most: the process reads between steps
+
+    def _receive(self) -> None:
+        """Wait until something comes, and file it."""
+        try:
+            messages = self._channel.receive(wait=True)
+        except EOFError:
+            self._failure = _death(self._how_it_ended())
+            return
+        for message in messages:
+            match message:
+                case News():
+                    self._news.append(message)
+                case WasReset():
+                    self._answers.append(message.done)
+                case Ready():
+                    self._ready = message
+                case Failed():
+                    self._failure = message
+
+    def _expected(self, news: News) -> Iterator[SequenceOutput]:
+        """What is still waited for. An aborted request's id may live again, as another request."""
+        self._stats = news.stats
+        for item in news.outputs:
+            live = self._live.get(item.request_id)
+            if live is None or live.number > news.num_taken or item.index not in live.indices:
+                continue
+            if item.finish_reason is not None:
+                self._forget(item.request_id, item.index)
+            yield item
+
+    def _end_all(self, error: str) -> list[SequenceOutput]:
+        left = [(name, index) for name, live in self._live.items() for index in live.indices]
+        return [self._end(*each, "error", error) for each in sorted(left)]
+
+    def _end(
+        self, request_id: str, index: int, reason: str, error: str | None = None
+    ) -> SequenceOutput:
+        self._forget(request_id, index)
+        return SequenceOutput(request_id, index, [], finish_reason=reason, error=error)
+
+    def _forget(self, request_id: str, index: int) -> None:
+        indices = self._live[request_id].indices
+        indices.remove(index)
+        if not indices:
+            del self._live[request_id]
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise _error(self._failure)
+
+    def _how_it_ended(self) -> str:
+        try:
+            status = self._process.wait(_TIME_TO_EXIT)
+        except subprocess.TimeoutExpired:
+            return "the engine process hung up"
+        if status < 0:
+            return f"the engine process was ended by signal {-status} ({signal.strsignal(-status)})"
+        return f"the engine process ended with exit status {status}"
+
+    def _kill(self) -> None:
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_TIME_TO_CLOSE)
+        self._channel.close()
+
+
+def _spawn(program: Sequence[str], connection: socket.socket) -> subprocess.Popen[bytes]:
+    """Start a process that holds the other end of the connection. Never a fork: JAX has threads."""
+    descriptor = connection.fileno()
+    # It finds the modules that this process finds, and none of the current folder's besides.
+    path = os.pathsep.join(str(Path(folder).absolute()) for folder in sys.path)
+    with _signals_blocked():
+        return subprocess.Popen(
+            [sys.executable, "-P", *program, str(descriptor)],
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            pass_fds=[descriptor],
+        )
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Processes started meanwhile never hear SIGINT and SIGTERM.
+
+    Terminals and supervisors send them to whole groups, but this process alone says when to end.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+_REQUEST = msgspec.msgpack.Decoder(EngineRequest)
+
+
+def _check_types(request: EngineRequest) -> None:
+    """Nothing that the process could not read may be sent. The front has checked the prompt."""
+    try:
+        _REQUEST.decode(msgspec.msgpack.encode(replace(request, prompt_token_ids=[])))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(f"a value of the wrong type or size: {error}") from error
+
+
+def _death(reason: str) -> Failed:
+    return Failed(f"{EngineDead.__module__}:{EngineDead.__qualname__}", reason)
+
+
+def _error(failure: Failed) -> Exception:
+    module, _, name = failure.kind.partition(":")
+    error: Exception = getattr(import_module(module), name)(failure.message)
+    return error

@@ -1,0 +1,73 @@
+"""Engine processes around the core without a device, and what their tests need to know of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from paged.runtime.config import EngineConfig
+from paged.runtime.engine import Engine
+from paged.runtime.memory import MemoryPlan
+from paged.runtime.messages import EngineRequest
+from paged.runtime.remote_core import RemoteCore
+from paged.runtime.sampling_params import SamplingParams
+from tests.runtime.fakes import MAX_MODEL_LEN, VOCAB_SIZE, FakeCore, front
+
+MEMORY = MemoryPlan(None, 1, 2, 3, 4, 5, 6, MAX_MODEL_LEN)
+_PROGRAM = """
+import os, sys, time
+from paged.runtime.engine_process import main
+from tests.runtime.remote import ServedFake
+
+def make_core(config):
+    core = ServedFake({settings})
+    {statement}
+    return core
+
+sys.exit(main(int(sys.argv[-1]), make_core))
+"""
+
+
+class ServedFake(FakeCore):
+    """The fake core as an engine process takes it."""
+
+    max_model_len = MAX_MODEL_LEN
+    vocab_size = VOCAB_SIZE
+    memory = MEMORY
+
+
+def fake_program(settings: str = "", statement: str = "") -> tuple[str, str]:
+    """The process of a fake core with these settings, after a statement (`core` is known)."""
+    return "-c", _PROGRAM.format(settings=settings, statement=statement)
+
+
+def fake_remote(settings: str = "", statement: str = "") -> RemoteCore:
+    return RemoteCore(EngineConfig(), program=fake_program(settings, statement))
+
+
+def remote_engine(settings: str = "", statement: str = "", **changes: Any) -> Engine:
+    return Engine(fake_remote(settings, statement), front(**changes))
+
+
+def make_request(name: str, prompt: list[int] | None = None, **params: Any) -> EngineRequest:
+    params = {"max_tokens": 12, "ignore_eos": True, **params}
+    return EngineRequest(name, prompt or [1, 2, 3], SamplingParams(**params))
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> float:
+    """Seconds that it took."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < seconds, "it did not happen"
+        time.sleep(0.005)
+    return time.monotonic() - start
