@@ -31,7 +31,7 @@ async def chat_completions(request: Request) -> Response:
     body = await read_body(request, ChatRequest, CHAT_NEUTRAL, service.max_body_size)
     service.check_model(body.model)
     params = _params(body, service.engine.default_sampling_params)
-    prompt = await chat_prompt(body, service.engine.tokenizer, service.chat_template)
+    prompt = await chat_prompt(body, service.engine, service.chat_template)
     reply_id = new_id(request, "chatcmpl", body.request_id)
     job = make_job(body, [prompt], params, id=reply_id, model=service.model_name)
     if body.stream:

@@ -34,7 +34,9 @@ async def completions(request: Request) -> Response:
     params = _params(body, engine.default_sampling_params)
     given = split(body.prompt, params.n)
     special = body.add_special_tokens is not False
-    prompts = await tokenised(given, engine.tokenizer, add_special_tokens=special)
+    prompts = await tokenised(
+        given, engine.tokenizer, engine.max_model_len, add_special_tokens=special
+    )
     reply_id = new_id(request, "cmpl", body.request_id)
     job = make_job(body, prompts, params, id=reply_id, model=service.model_name)
     maker = ChoiceMaker(body, given, engine.tokenizer)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import msgspec
 
-from paged.http.engine import ChatMessage, Tokenizer
+from paged.http.engine import ChatMessage, Engine
 from paged.http.protocol import ChatRequest, ContentPart, Message, ToolCall
-from paged.http.text import without_hurry
+from paged.http.text import encode, without_hurry
 from paged.models.chat_template import ChatTemplateError
 from paged.runtime.errors import InvalidRequest, Unsupported
 
@@ -27,33 +26,41 @@ _RESERVED = frozenset(
 )
 
 
-async def chat_prompt(
-    body: ChatRequest, tokenizer: Tokenizer | None, chat_template: str | None
-) -> list[int]:
+async def chat_prompt(body: ChatRequest, engine: Engine, chat_template: str | None) -> list[int]:
     """The conversation's token ids.
 
     Args:
         body: the request.
-        tokenizer: None if the server has none.
+        engine: whose tokenizer and length count.
         chat_template: in place of the tokenizer's own.
 
     Raises:
         InvalidRequest: a message, an option, or the template's own objection.
     """
     _check_options(body)
-    messages = [_as_template_reads(message, at) for at, message in enumerate(body.messages)]
+    _check_number(len(body.messages), engine.max_model_len)
+    tokenizer, max_model_len = engine.tokenizer, engine.max_model_len
     if tokenizer is None:
         raise InvalidRequest("This server has no tokenizer, which chat needs", "messages")
-    encode = tokenizer.encode
-    render = partial(tokenizer.apply_chat_template, messages, chat_template=chat_template)
-    options = _template_options(body)
-    # The template writes the special tokens itself.
-    special = bool(body.add_special_tokens)
-    num_characters = sum(len(message["content"]) for message in messages)
+
+    def work() -> list[int]:
+        messages = [_as_template_reads(message, at) for at, message in enumerate(body.messages)]
+        options = _template_options(body)
+        text = tokenizer.apply_chat_template(messages, chat_template=chat_template, **options)
+        # The template writes the special tokens itself.
+        special = bool(body.add_special_tokens)
+        return encode(tokenizer, text, max_model_len, add_special_tokens=special)
+
     try:
-        return await without_hurry(num_characters, lambda: encode(render(**options), special))
+        return await without_hurry(_size(body), work)
     except ChatTemplateError as error:
         raise InvalidRequest(str(error), "messages") from error
+
+
+def _size(body: ChatRequest) -> int:
+    """Characters that the template may read, be they text or not."""
+    read = (body.messages, body.tools, body.chat_template_kwargs)
+    return len(msgspec.json.encode(read))
 
 
 def _template_options(body: ChatRequest) -> dict[str, Any]:
@@ -79,6 +86,16 @@ def _check_options(body: ChatRequest) -> None:
         message = f"chat_template_kwargs must not hold {', '.join(reserved)}"
         raise InvalidRequest(message, "chat_template_kwargs")
     _check_tools(body)
+
+
+def _check_number(num_messages: int, max_model_len: int) -> None:
+    """Every message takes a token at least: more need not be rendered to be too many."""
+    if num_messages > max_model_len:
+        raise InvalidRequest(
+            f"This model's maximum context length is {max_model_len} tokens, too few for "
+            f"{num_messages} messages",
+            "input_tokens",
+        )
 
 
 def _check_tools(body: ChatRequest) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paged.http.engine import Tokenizer
-from paged.http.text import without_hurry
+from paged.http.text import encode, without_hurry
 from paged.runtime.errors import InvalidRequest
 
 Prompt = str | list[int]
@@ -48,23 +48,28 @@ def _split(prompt: str | list[str | int | list[int]]) -> list[Prompt]:
 
 
 async def tokenised(
-    prompts: Sequence[Prompt], tokenizer: Tokenizer | None, *, add_special_tokens: bool
+    prompts: Sequence[Prompt],
+    tokenizer: Tokenizer | None,
+    max_model_len: int,
+    *,
+    add_special_tokens: bool,
 ) -> list[list[int]]:
     """Token ids of each prompt; the special tokens are for those that came as text.
 
     Raises:
-        InvalidRequest: text, but no tokenizer.
+        InvalidRequest: text, but no tokenizer; or a text that cannot fit.
     """
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if not texts:
         return [prompt for prompt in prompts if not isinstance(prompt, str)]
     if tokenizer is None:
         raise InvalidRequest("This server has no tokenizer: send token ids", "prompt")
-    encode = tokenizer.encode
 
     def work() -> list[list[int]]:
         return [
-            encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
+            encode(tokenizer, prompt, max_model_len, add_special_tokens=add_special_tokens)
+            if isinstance(prompt, str)
+            else prompt
             for prompt in prompts
         ]
 

@@ -66,7 +66,9 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with the model's BOS and the like unless told otherwise."""
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # Unlike `encode`, the call for batches lets other threads run meanwhile.
+        [encoding] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that are no UTF-8 become U+FFFD."""

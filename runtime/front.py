@@ -36,6 +36,7 @@ class TokensPrompt(TypedDict):
 
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_MAX_SALT = 1024
 
 
 class Prepared(NamedTuple):
@@ -103,7 +104,7 @@ class Front:
             self._check_prompt(part.token_ids)
             self._check_priority(priority)
             _check_text(request_id, "request_id")
-            _check_text(part.cache_salt, "cache_salt")
+            _check_salt(part.cache_salt)
             request = EngineRequest(
                 request_id=request_id,
                 prompt_token_ids=part.token_ids,
@@ -262,6 +263,15 @@ def _check_text(value: Any, name: str) -> None:
         value.encode()
     except UnicodeEncodeError:
         raise InvalidRequest(f"{name} holds lone surrogates", name) from None
+
+
+def _check_salt(cache_salt: Any) -> None:
+    """Each sequence hashes it anew, so it must not be long."""
+    _check_text(cache_salt, "cache_salt")
+    if len(cache_salt) > _MAX_SALT:
+        raise InvalidRequest(
+            f"cache_salt may have {_MAX_SALT} characters, got {len(cache_salt)}", "cache_salt"
+        )
 
 
 def _integers(values: Any) -> list[int]:

@@ -19,7 +19,7 @@ from paged.runtime.outputs import (
     TokenLogprobs,
 )
 from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
-from paged.runtime.stop_strings import StopMatcher, StopPattern
+from paged.runtime.stop_strings import StopMatcher, stop_pattern
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class OutputProcessor:
         """Expect outputs of a request that the core has accepted."""
         params = request.params
         tokenizer = self._tokenizer if params.detokenize else None
-        patterns = [StopPattern(stop) for stop in params.stop_strings]
+        patterns = [stop_pattern(stop) for stop in params.stop_strings]
         sequences = []
         for index in range(params.n):
             text = None

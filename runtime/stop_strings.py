@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopPattern:
-    """One stop string, searched a character at a time (Knuth, Morris and Pratt).
+    """One stop string, searched a character at a time (Knuth, Morris and Pratt). Immutable.
 
     A state is the length of its longest beginning, short of the whole, that the text ends with.
     """
@@ -30,6 +31,12 @@ class StopPattern:
         while state and self.text[state] != character:
             state = self._fallback[state - 1]
         return state + (self.text[state] == character)
+
+
+@lru_cache(maxsize=256)
+def stop_pattern(text: str) -> StopPattern:
+    """The pattern of a stop string, made once for the many prompts of a request."""
+    return StopPattern(text)
 
 
 class StopMatcher:

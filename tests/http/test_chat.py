@@ -140,6 +140,40 @@ def test_conversations_that_are_refused(
     assert (error["param"], error["type"]) == (param, "BadRequestError")
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": "x" * 10_000}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 400}]},
+        {"messages": [{"role": "user", "content": ""}] * 100},
+        {"chat_template_kwargs": {"x": list(range(3000))}},
+        {"tools": [{"x": list(range(3000))}], "tool_choice": "none"},
+    ],
+)
+def test_long_conversations_do_not_hold_up_others(
+    client: TestClient, engine: FakeEngine, body: dict[str, Any]
+) -> None:
+    """They are rendered and tokenised outside the event loop's thread, whatever is long in them."""
+    engine.max_model_len = 30_000
+    chat(client, max_tokens=1)
+    chat(client, max_tokens=1, **body)
+    assert engine.tokenizer
+    short, long = engine.tokenizer.threads
+    assert short == engine.seen[0].thread
+    assert long != engine.seen[0].thread
+
+
+def test_what_cannot_fit_is_not_even_tokenised(client: TestClient, engine: FakeEngine) -> None:
+    longest = 256 * engine.max_model_len
+    for messages in (
+        [{"role": "user", "content": "x" * longest}],
+        [{"role": "user", "content": ""}] * (engine.max_model_len + 1),
+    ):
+        assert refusal(client, messages=messages)["param"] == "input_tokens"
+    assert engine.tokenizer
+    assert not engine.tokenizer.threads
+
+
 def test_an_answer_may_fill_the_context_unless_limited(
     client: TestClient, engine: FakeEngine
 ) -> None:

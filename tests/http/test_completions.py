@@ -87,6 +87,14 @@ def test_long_texts_do_not_hold_up_others(client: TestClient, engine: FakeEngine
     assert long != engine.seen[0].thread
 
 
+def test_what_cannot_fit_is_not_even_tokenised(client: TestClient, engine: FakeEngine) -> None:
+    longest = 256 * engine.max_model_len
+    assert refused_param(client, prompt=["a", "x" * (longest + 1)]) == "input_tokens"
+    assert engine.tokenizer
+    assert len(engine.tokenizer.threads) == 1, "only the short one was"
+    assert refused_param(client, prompt="x" * longest) == "prompt", "the engine's own word"
+
+
 def test_special_tokens_can_be_left_out(client: TestClient, engine: FakeEngine) -> None:
     complete(client, add_special_tokens=False)
     assert engine.seen[0].prompt == [97, 98]

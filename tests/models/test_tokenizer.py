@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,20 @@ def test_folder_round_trip(folder, text):
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert b"".join(tokenizer.token_bytes(i) for i in ids) == text.encode()
+
+
+def test_encoding_lets_other_threads_run(folder):
+    tokenizer = tokenizer_from_folder(folder)
+    done = threading.Event()
+
+    def encode() -> None:
+        tokenizer.encode("hello world " * 30_000)
+        done.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    assert not done.is_set()
+    thread.join()
 
 
 def test_folder_special_tokens(folder):

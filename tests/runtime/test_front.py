@@ -159,6 +159,8 @@ def test_cache_salt():
     assert prepare("a", cache_salt="x").request.cache_salt == "x"
     assert prepare({"prompt": "a", "cache_salt": "y"}, cache_salt="x").request.cache_salt == "y"
     assert error({"prompt": "a", "cache_salt": 7})[1] == "cache_salt"
+    assert prepare("a", cache_salt="x" * 1024).request.cache_salt
+    assert error("a", cache_salt="x" * 1025)[1] == "cache_salt"
 
 
 def test_without_a_tokenizer():

@@ -1,7 +1,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from paged.runtime.stop_strings import StopMatcher, StopPattern
+from paged.runtime.stop_strings import StopMatcher, stop_pattern
 
 ALPHABET = "ab😀"
 STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=5), min_size=1, max_size=4)
@@ -9,7 +9,7 @@ PIECES = st.lists(st.text(ALPHABET, max_size=4), max_size=12)
 
 
 def matcher(stops: list[str], include: bool = False) -> StopMatcher:
-    return StopMatcher([StopPattern(stop) for stop in stops], include=include)
+    return StopMatcher([stop_pattern(stop) for stop in stops], include=include)
 
 
 def first_stop(text: str, stops: list[str]) -> tuple[int, int] | None:
@@ -79,3 +79,7 @@ def test_a_long_stop_string_costs_no_more_than_its_text():
     assert search.push("b") == ""
     assert shown == "a" * 150_000
     assert search.match is not None
+
+
+def test_a_pattern_is_made_once_for_all_prompts_of_a_request():
+    assert stop_pattern("stop" * 256) is stop_pattern("stop" * 256)
