@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import paged
-from paged.http.flags import add_flags
 from paged.http.options import SamplingOptions, ServeOptions
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError, EngineDead
+from paged.runtime.flags import add_flags
 
 # Flags of other engines, or of stories about them, and what to use here.
 _HINTS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from paged.http.flags import option
+from paged.runtime.flags import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,12 @@ from contextlib import aclosing, contextmanager
 from dataclasses import asdict, replace
 
 from paged.http.engine import ChatMessage, Engine, Tokenizer
-from paged.http.flags import read_flags
 from paged.http.logs import configure_logging
 from paged.http.options import SamplingOptions
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError, InvalidRequest
+from paged.runtime.flags import read_flags
 from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
 
 Read = Callable[[str], str]

@@ -4,82 +4,80 @@ the keywords of `LLM(...)` all come from `EngineConfig`'s fields.
 
 from __future__ import annotations
 
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, fields
 from typing import Any, Literal
 
 from paged.runtime.errors import ConfigError
+from paged.runtime.flags import option, size_or_auto
 
 PAGE_SIZES = (8, 16, 32, 64, 128)
 MAX_LOGPROBS = 20
-
-
-def _flag(default: Any, help: str, *, flag: str | None = None) -> Any:
-    """A field with its help text; `flag` is its command-line name if not the field's own."""
-    return field(default=default, metadata={"help": help, "flag": flag})
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Everything the engine is told. Made once; derived values live in other records."""
 
-    model: str | None = _flag(
+    model: str | None = option(
         None,
         "Folder, GGUF file or Hugging Face hub id of the model; "
         "without one, the embedded SmolLM2-135M-Instruct.",
     )
-    tokenizer: str | None = _flag(None, "Folder or hub id of another tokenizer.")
-    skip_tokenizer_init: bool = _flag(False, "Token ids in and out only; load no tokenizer.")
-    revision: str | None = _flag(None, "Branch, tag or commit of the hub repository.")
-    download_dir: str | None = _flag(None, "Where hub files are cached; default the hub's own.")
-    load_format: Literal["auto", "dummy"] = _flag(
+    tokenizer: str | None = option(None, "Folder or hub id of another tokenizer.")
+    skip_tokenizer_init: bool = option(False, "Token ids in and out only; load no tokenizer.")
+    revision: str | None = option(None, "Branch, tag or commit of the hub repository.")
+    download_dir: str | None = option(None, "Where hub files are cached; default the hub's own.")
+    load_format: Literal["auto", "dummy"] = option(
         "auto", "Where weights come from: 'auto' the files, 'dummy' random from config.json alone."
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _flag(
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "Element type of weights and activations; auto is the checkpoint's, float32 on CPU."
     )
-    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = _flag(
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "Element type of the KV cache; auto is that of the weights."
     )
-    max_model_len: int | None = _flag(
+    max_model_len: int | None = option(
         None,
         "Most tokens of a sequence, prompt and output; default the model's own length, "
         "-1 for the longest that fits in memory.",
+        type=size_or_auto,
+        metavar="LEN",
     )
-    seed: int = _flag(0, "Seed of dummy weights and of requests that bring none.")
-    generation_config: str = _flag(
+    seed: int = option(0, "Seed of dummy weights and of requests that bring none.")
+    generation_config: str = option(
         "auto",
         "Where request defaults come from: 'auto' the model's generation_config.json, "
         "'paged' neutral ones.",
     )
-    gpu_memory_utilization: float = _flag(
+    gpu_memory_utilization: float = option(
         0.9, "Share of the device's memory for weights, step memory and KV pages."
     )
-    kv_cache_memory: int | None = _flag(
+    kv_cache_memory: int | None = option(
         None,
         "Bytes for KV pages (as 2g or 512m); overrides the share above. On CPU default 1g.",
     )
-    block_size: int = _flag(16, "Tokens per KV page: 8, 16, 32, 64 or 128.")
-    enable_prefix_caching: bool = _flag(True, "Keep and share the pages of common prefixes.")
-    max_num_seqs: int | None = _flag(
+    block_size: int = option(16, "Tokens per KV page: 8, 16, 32, 64 or 128.")
+    enable_prefix_caching: bool = option(True, "Keep and share the pages of common prefixes.")
+    max_num_seqs: int | None = option(
         None, "Most sequences in a step; default 256 on GPU (1024 from 70 GiB up), 32 on CPU."
     )
-    max_num_batched_tokens: int | None = _flag(
+    max_num_batched_tokens: int | None = option(
         None, "Most tokens in a step; default 8192 on GPU, 512 on CPU."
     )
-    enable_chunked_prefill: bool = _flag(True, "Split prompts over steps, mixed with decodes.")
-    long_prefill_token_threshold: int = _flag(
+    enable_chunked_prefill: bool = option(True, "Split prompts over steps, mixed with decodes.")
+    long_prefill_token_threshold: int = option(
         0, "Most tokens of one prompt in a step; 0 for no limit of its own."
     )
-    scheduling_policy: Literal["fcfs", "priority"] = _flag(
+    scheduling_policy: Literal["fcfs", "priority"] = option(
         "fcfs", "Order of requests: first come first served, or by priority."
     )
-    max_logprobs: int = _flag(
+    max_logprobs: int = option(
         MAX_LOGPROBS, f"Most log-probabilities a request may ask for, up to {MAX_LOGPROBS}."
     )
-    attention_backend: Literal["auto", "xla", "triton"] = _flag(
+    attention_backend: Literal["auto", "xla", "triton"] = option(
         "auto", "Attention over pages; auto is triton on GPU and xla elsewhere."
     )
-    compile_cache_dir: str | None = _flag(
+    compile_cache_dir: str | None = option(
         None, "Folder of the persistent compilation cache; default ~/.cache/paged/jit, '' for none."
     )
 

@@ -14,8 +14,8 @@ from paged.runtime.bench.options import (
     ServerOptions,
     ThroughputOptions,
     WorkloadOptions,
-    add_options,
 )
+from paged.runtime.flags import add_flags
 
 AddFlags = Callable[[argparse.ArgumentParser], None]
 
@@ -45,15 +45,15 @@ def _add_throughput(kinds: Any, add_engine_flags: AddFlags) -> None:
     parser = kinds.add_parser(
         "throughput", help="tokens per second, offline, everything submitted at once"
     )
-    add_options(parser, WorkloadOptions, "workload")
-    add_options(parser, ThroughputOptions, "run")
+    add_flags(parser, WorkloadOptions, "workload")
+    add_flags(parser, ThroughputOptions, "run")
     add_engine_flags(parser)
     parser.set_defaults(run_bench=_run_throughput, seed=None)
 
 
 def _add_latency(kinds: Any, add_engine_flags: AddFlags) -> None:
     parser = kinds.add_parser("latency", help="seconds that one batch takes")
-    add_options(parser, LatencyOptions, "run")
+    add_flags(parser, LatencyOptions, "run")
     add_engine_flags(parser)
     # Every run sends the same prompts: with a prefix cache only the first would be prefilled.
     parser.set_defaults(run_bench=_run_latency, enable_prefix_caching=False)
@@ -63,11 +63,11 @@ def _add_serve(kinds: Any) -> None:
     parser = kinds.add_parser(
         "serve", usage="%(prog)s [flags]", help="load on any server that speaks the OpenAI API"
     )
-    add_options(parser, ServerOptions, "server")
-    add_options(parser, WorkloadOptions, "workload")
-    add_options(parser, LoadOptions, "load")
-    add_options(parser, SamplingOptions, "sampling")
-    add_options(parser, ReportOptions, "report")
+    add_flags(parser, ServerOptions, "server")
+    add_flags(parser, WorkloadOptions, "workload")
+    add_flags(parser, LoadOptions, "load")
+    add_flags(parser, SamplingOptions, "sampling")
+    add_flags(parser, ReportOptions, "report")
     parser.set_defaults(run_bench=_run_serve)
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +17,14 @@ from paged.runtime.bench.offline import (
     StartedEngine,
     config_of,
     find_model,
+    publish,
     sampling,
     started_llm,
 )
 from paged.runtime.bench.options import LatencyOptions
 from paged.runtime.bench.workloads import BenchRequest, IdRange, random_requests
 from paged.runtime.config import EngineConfig
+from paged.runtime.flags import read_flags
 from paged.runtime.outputs import RequestOutput
 
 _PERCENTILES = (10, 25, 50, 75, 90, 99)
@@ -87,12 +86,9 @@ def run_latency(args: argparse.Namespace) -> int:
     Raises:
         ConfigError, InvalidRequest: the run cannot be made as asked.
     """
-    options = LatencyOptions.of(args)
+    options = read_flags(LatencyOptions, args)
     report = measure(config_of(args), options)
-    for line in report.lines():
-        sys.stdout.write(line + "\n")
-    if options.output_json:
-        Path(options.output_json).write_text(json.dumps(report.as_json(), indent=2) + "\n")
+    publish(report, options.output_json)
     return 0
 
 

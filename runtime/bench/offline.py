@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Protocol, Self
 
 from tqdm import tqdm
 
@@ -72,6 +75,21 @@ class EngineReport:
             f"{self.num_preemptions} preemptions, KV waste {waste}, "
             f"{self.compiles_after_warmup} compiles after warm-up"
         )
+
+
+class Report(Protocol):
+    """The result of an offline benchmark, for people and for programs."""
+
+    def lines(self) -> Iterator[str]: ...
+    def as_json(self) -> dict[str, Any]: ...
+
+
+def publish(report: Report, output_json: str | None) -> None:
+    """Print a report, and write it to a file if one is named."""
+    for line in report.lines():
+        sys.stdout.write(line + "\n")
+    if output_json:
+        Path(output_json).write_text(json.dumps(report.as_json(), indent=2) + "\n")
 
 
 class EngineMeter:

@@ -39,6 +39,7 @@ from paged.runtime.bench.report import report_json, report_lines
 from paged.runtime.bench.selection import select_requests
 from paged.runtime.bench.workloads import BenchRequest
 from paged.runtime.errors import ConfigError
+from paged.runtime.flags import read_flags
 
 # Smaller than the vocabulary of any model in use: for servers whose own is not known.
 _SAFE_VOCAB_SIZE = 32_000
@@ -60,11 +61,11 @@ class ServeRun:
     @classmethod
     def of(cls, args: argparse.Namespace) -> ServeRun:
         return cls(
-            ServerOptions.of(args),
-            WorkloadOptions.of(args),
-            LoadOptions.of(args),
-            SamplingOptions.of(args),
-            ReportOptions.of(args),
+            read_flags(ServerOptions, args),
+            read_flags(WorkloadOptions, args),
+            read_flags(LoadOptions, args),
+            read_flags(SamplingOptions, args),
+            read_flags(ReportOptions, args),
         )
 
 

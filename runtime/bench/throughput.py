@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from paged.runtime.bench.offline import (
@@ -16,6 +13,7 @@ from paged.runtime.bench.offline import (
     EngineReport,
     config_of,
     find_model,
+    publish,
     sampling,
     started_async_engine,
     started_llm,
@@ -23,6 +21,7 @@ from paged.runtime.bench.offline import (
 from paged.runtime.bench.options import ThroughputOptions, WorkloadOptions
 from paged.runtime.bench.selection import select_requests
 from paged.runtime.config import EngineConfig
+from paged.runtime.flags import read_flags
 from paged.runtime.outputs import RequestOutput
 
 
@@ -80,12 +79,9 @@ def run_throughput(args: argparse.Namespace) -> int:
     Raises:
         ConfigError, InvalidRequest: the run cannot be made as asked.
     """
-    options = ThroughputOptions.of(args)
-    report = measure(config_of(args), WorkloadOptions.of(args), options, seed=args.seed)
-    for line in report.lines():
-        sys.stdout.write(line + "\n")
-    if options.output_json:
-        Path(options.output_json).write_text(json.dumps(report.as_json(), indent=2) + "\n")
+    options = read_flags(ThroughputOptions, args)
+    report = measure(config_of(args), read_flags(WorkloadOptions, args), options, seed=args.seed)
+    publish(report, options.output_json)
     return 0
 
 

@@ -10,11 +10,11 @@ import pytest
 
 import paged
 from paged.http.cli import main, parse
-from paged.http.flags import read_flags, size
 from paged.http.options import ServeOptions
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError, EngineDead
+from paged.runtime.flags import read_flags, size
 
 Capture = pytest.CaptureFixture[str]
 

@@ -1,0 +1,96 @@
+"""Command-line flags from dataclasses: each is declared once, as a field with its help.
+
+Engine, server and benchmarks are told what they need through such dataclasses. Importing this is
+cheap: a command line must be understood before anything heavy is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, Field, field, fields
+from decimal import Decimal
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+_SUFFIXES = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
+_SIZE = re.compile(r"(?P<number>-?\d+(?:\.\d+)?)(?P<suffix>[kKmMgG]?)")
+
+
+def option(default: Any, help: str, **how: Any) -> Any:
+    """A field of a dataclass that becomes a flag.
+
+    Args:
+        how: what `add_argument` should know beyond what the field's type says.
+    """
+    return field(default=default, metadata={"help": help, "how": how})
+
+
+def add_flags(parser: argparse.ArgumentParser, config: type[Any], title: str) -> None:
+    """One flag for each field, in a group of its own."""
+    group = parser.add_argument_group(title)
+    hints = get_type_hints(config)
+    for each in fields(config):
+        name = f"--{each.name.replace('_', '-')}"
+        action = group.add_argument(name, dest=each.name, **_how(each, hints[each.name]))
+        action.help = _help(each)
+
+
+def read_flags[T](config: type[T], args: argparse.Namespace) -> T:
+    """The dataclass that parsed flags describe."""
+    values = {each.name: getattr(args, each.name) for each in fields(config)}  # type: ignore[arg-type]
+    return config(**{name: _frozen(value) for name, value in values.items()})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def size(text: str) -> int:
+    """A whole number, perhaps with a suffix: 1k is 1,000 and 1K is 1,024; likewise m, M, g, G."""
+    match = _SIZE.fullmatch(text)
+    value = Decimal(match["number"]) * _SUFFIXES[match["suffix"]] if match else Decimal("NaN")
+    if value != value.to_integral_value():
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number such as 4096, 4k (4,000) or 4K (4,096), got {text!r}"
+        )
+    return int(value)
+
+
+def size_or_auto(text: str) -> int:
+    """A whole number, or -1 for "auto"."""
+    return -1 if text == "auto" else size(text)
+
+
+def _help(each: Field[Any]) -> str:
+    text = each.metadata["help"].replace("%", "%%")
+    silent = each.default in (None, "", MISSING) or isinstance(each.default, tuple)
+    return text if silent else f"{text} (default: {_as_typed(each.default)})"
+
+
+def _as_typed(value: Any) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def _how(each: Field[Any], hint: Any) -> dict[str, Any]:
+    """What `add_argument` must know of a field: what it says itself, or else what its type says."""
+    how: dict[str, Any] = {"default": each.default, **each.metadata["how"]}
+    kind = _without_none(hint)
+    if "type" in how or "choices" in how:
+        return how
+    if kind is bool:
+        return how | {"action": argparse.BooleanOptionalAction}
+    metavar = each.name.rpartition("_")[2].upper()
+    if get_origin(kind) is Literal:
+        return how | {"choices": get_args(kind)}
+    if get_origin(kind) is tuple:
+        return how | {"nargs": "+", "metavar": metavar}
+    readers: dict[type, Callable[[str], Any]] = {int: size, float: float, str: str}
+    return how | {"type": readers[kind], "metavar": metavar}
+
+
+def _without_none(hint: Any) -> Any:
+    if isinstance(hint, UnionType):
+        [hint] = [kind for kind in get_args(hint) if kind is not NoneType]
+    return hint
