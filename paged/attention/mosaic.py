@@ -224,6 +224,7 @@ def _kernel(
 
     @pl.when(warpgroup < _COMPUTERS)
     def _() -> None:
+        # Three times the 168 registers that each warpgroup starts with, shared out anew.
         plgpu.set_max_registers(232, action="increase")
         computer = functools.partial(_compute, warpgroup, q_ref, out_ref, shared, spec)
         _for_each_piece(step, spec, computer)
@@ -423,12 +424,13 @@ def _clear_unreadable(values: Ref, begin: jax.Array, piece: Piece, spec: _Spec) 
 
         @pl.when((start + _ROWS > piece.last + 1) | (start < oldest))
         def _(offset: int = offset, start: jax.Array = start) -> None:
-            part = values.at[pl.ds(offset, _ROWS)]
-            shape = (_ROWS, spec.head_dim)
+            shape = (_ROWS, 64)  # one tile of columns at a time: registers are scarce here
             row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
             position = start + row
             readable = (position <= piece.last) & (position >= oldest)
-            part[...] = jnp.where(readable, part[...], jnp.zeros(shape, spec.dtype))
+            for column in range(0, spec.head_dim, shape[1]):
+                part = values.at[pl.ds(offset, _ROWS), pl.ds(column, shape[1])]
+                part[...] = jnp.where(readable, part[...], jnp.zeros(shape, spec.dtype))
 
     plgpu.commit_smem()
 
