@@ -86,7 +86,7 @@ def _config_file(args: Sequence[str]) -> list[str]:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    import yaml  # type: ignore[import-untyped]
+    import yaml
 
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
