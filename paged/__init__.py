@@ -16,19 +16,25 @@ _PUBLIC = {
     "AsyncEngine": "paged.runtime.async_engine",
     "EngineConfig": "paged.runtime.config",
     "SamplingParams": "paged.runtime.sampling_params",
+    "RequestOutputKind": "paged.runtime.sampling_params",
     "RequestOutput": "paged.runtime.outputs",
     "CompletionOutput": "paged.runtime.outputs",
     "Logprob": "paged.runtime.outputs",
+    "ConfigError": "paged.errors",
+    "EngineDead": "paged.runtime.errors",
+    "InvalidRequest": "paged.runtime.errors",
 }
 
 __all__ = [*_PUBLIC, "__version__"]
 
 if TYPE_CHECKING:
+    from paged.errors import ConfigError
     from paged.runtime.async_engine import AsyncEngine
     from paged.runtime.config import EngineConfig
+    from paged.runtime.errors import EngineDead, InvalidRequest
     from paged.runtime.llm import LLM
     from paged.runtime.outputs import CompletionOutput, Logprob, RequestOutput
-    from paged.runtime.sampling_params import SamplingParams
+    from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
 
 
 def __getattr__(name: str) -> Any:

@@ -35,6 +35,11 @@ def test_host_logic_loads_no_jax(module: str) -> None:
     assert python(f"import {module}, sys; print('jax' in sys.modules)") == "False"
 
 
+def test_every_name_for_users_is_there() -> None:
+    missing = "[name for name in paged.__all__ if not hasattr(paged, name)]"
+    assert python(f"import paged; print({missing})") == "[]"
+
+
 def test_http_and_tests_are_not_regular_packages() -> None:
     """Either file would take the name `http` from the standard library."""
     assert not (ROOT / "http/__init__.py").exists()
