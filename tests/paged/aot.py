@@ -1,8 +1,7 @@
 """Compile for an H200 on a machine without a GPU, to see what its compiler says of a program.
 
-Needs JAX's CUDA plugin and NVIDIA's compiler (`pip install 'jax[cuda13]'`), but no driver. Pallas
-Triton kernels go all the way to machine code; Pallas Mosaic GPU kernels are lowered, and compiled
-when the program is loaded on a GPU.
+Needs JAX's CUDA plugin and NVIDIA's compiler (`pip install 'jax[cuda13]'`), but no driver. The
+whole XLA pipeline runs but for its autotuning, down to machine code, Pallas kernels included.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def compile_for_h200(
 ) -> jax.stages.Compiled:
     """Compile `function` for arguments of these `jax.ShapeDtypeStruct` trees.
 
-    Fails where a kernel would spill registers to memory.
+    Fails where a kernel that XLA itself compiles, the Triton ones included, would spill registers.
     """
     topology = topologies.get_topology_desc(
         platform="cuda", topology_name="h200", topology="1x1x1", target_config=_H200

@@ -61,7 +61,7 @@ class Shape:
 
     @property
     def tolerance(self) -> float:
-        return 2e-5 if self.dtype == "float32" else 2e-2
+        return 5e-5 if self.dtype == "float32" else 2e-2
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,88 @@
+"""The kernels compiled and run on a GPU, at small shapes and at those of an 8B model."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from tests.paged.ragged import Row, Shape, check, make_batch, run
+from tests.paged.test_attention import DECODE, EDGES, MIXED, SHAPES, STEP
+
+pytestmark = [
+    pytest.mark.gpu,
+    # What replaces this backend is not as fast yet.
+    pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated"),
+]
+
+LLAMA = Shape(heads=32, kv_heads=8, head_dim=128, dtype="bfloat16")
+BATCH_32 = dataclasses.replace(LLAMA, num_rows=32, num_tokens=32, max_len=1024)
+CHUNK = dataclasses.replace(LLAMA, num_rows=32, num_tokens=2048, max_len=8192)
+
+
+def skip_unless_it_runs(backend: str) -> None:
+    if backend == "mosaic" and jax.devices()[0].compute_capability != "9.0":
+        pytest.skip("needs a Hopper GPU")
+
+
+@pytest.mark.parametrize("backend", ["xla", "triton", "mosaic"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [STEP, *SHAPES.values()], ids=["step", *SHAPES])
+def test_small_shapes(backend: str, dtype: str, shape: Shape) -> None:
+    skip_unless_it_runs(backend)
+    check(dataclasses.replace(shape, dtype=dtype), MIXED, backend)
+
+
+@pytest.mark.parametrize("backend", ["xla", "triton"])
+def test_decode_only(backend: str) -> None:
+    check(DECODE, [Row(length - 1, 1) for length in EDGES], backend, decode_only=True)
+
+
+HALF = Shape(kv_heads=1, dtype="bfloat16")
+HOPPER = (
+    dataclasses.replace(HALF, heads=1, page_size=8),
+    dataclasses.replace(HALF, heads=2, head_dim=128, page_size=128),
+    dataclasses.replace(HALF, heads=4, kv_heads=2, head_dim=192, page_size=64),
+    dataclasses.replace(HALF, heads=8, head_dim=256, page_size=128),
+    dataclasses.replace(HALF, heads=12, window=1),
+    dataclasses.replace(HALF, heads=24, head_dim=256, window=128, soft_cap=30.0),
+    dataclasses.replace(LLAMA, dtype="float16"),
+)
+
+
+@pytest.mark.parametrize("shape", HOPPER, ids=str)
+@pytest.mark.parametrize("rows", [MIXED, [Row(n, 8 * n + 2) for n in range(10)]], ids=["a", "b"])
+def test_mosaic_shapes(shape: Shape, rows: list[Row]) -> None:
+    skip_unless_it_runs("mosaic")
+    check(shape, rows, "mosaic")
+
+
+def difference(shape: Shape, rows: list[Row], backend: str, decode_only: bool) -> float:
+    """Norm of a backend's error against the reference in float32, relative to the output's."""
+    batch = make_batch(shape, rows)
+    tokens = sum(row.query for row in rows)
+    out, _ = run(shape, batch, backend, decode_only)
+    precise, _ = run(dataclasses.replace(shape, dtype="float32"), batch, "xla", decode_only)
+    error = np.linalg.norm(out[:tokens] - precise[:tokens])
+    return float(error / np.linalg.norm(precise[:tokens]))
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", 4e-3), ("float32", 1e-5)])
+def test_32_sequences_of_1024_tokens(dtype: str, limit: float) -> None:
+    shape = dataclasses.replace(BATCH_32, dtype=dtype)
+    assert difference(shape, [Row(1023, 1)] * 32, "triton", decode_only=True) < limit
+
+
+def test_few_long_rows_among_many() -> None:
+    shape = dataclasses.replace(LLAMA, num_rows=64, num_tokens=64, max_len=16384)
+    rows = [Row(16383, 1), Row(9000, 1), *[Row(n, 1) for n in range(60)]]
+    assert difference(shape, rows, "triton", decode_only=True) < 4e-3
+
+
+@pytest.mark.parametrize("backend", ["triton", "mosaic"])
+def test_chunks_of_2048_tokens_beside_decode_rows(backend: str) -> None:
+    skip_unless_it_runs(backend)
+    rows = [Row(6000, 1500), *[Row(1000 + n, 1) for n in range(28)], Row(0, 300), Row(77, 200)]
+    assert difference(CHUNK, rows, backend, decode_only=False) < 4e-3
