@@ -52,7 +52,7 @@ class EngineConfig:
     gpu_memory_utilization: float = option(
         0.9, "Share of the device's memory for weights, step memory and KV pages."
     )
-    kv_cache_memory: int | None = option(
+    kv_cache_memory_bytes: int | None = option(
         None,
         "Bytes for KV pages (as 2g or 512m); overrides the share above. On CPU default 1g.",
     )
@@ -100,7 +100,7 @@ class EngineConfig:
             raise ConfigError(
                 f"--max-model-len must be at least 2, or -1, got {self.max_model_len}"
             )
-        for name in ("kv_cache_memory", "max_num_seqs", "max_num_batched_tokens"):
+        for name in ("kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")

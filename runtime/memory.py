@@ -112,7 +112,7 @@ def fit_model_len(
             f"The model's max seq len ({length}) is larger than the maximum number of tokens that "
             f"can be stored in KV cache ({max(fits, 0)}): one such sequence needs {_gib(needed)}, "
             f"and {_gib(kv_bytes)} is there. Use --max-model-len {max(fits, 0)} or less, or give "
-            "more memory with --gpu-memory-utilization or --kv-cache-memory "
+            "more memory with --gpu-memory-utilization or --kv-cache-memory-bytes "
             f"{-(-needed // 2**20)}m."
         )
     return length

@@ -111,7 +111,7 @@ def device_memory(device: jax.Device) -> int:
     stats = device.memory_stats()
     if not stats or "bytes_limit" not in stats:
         raise ConfigError(
-            f"{device.device_kind} does not report its memory. Give --kv-cache-memory."
+            f"{device.device_kind} does not report its memory. Give --kv-cache-memory-bytes."
         )
     return int(stats["bytes_limit"])
 
@@ -165,8 +165,8 @@ def _divide_memory(
     weights = _num_bytes(params)
     state = _num_bytes(jax.eval_shape(lambda: (shapes.slot_state(), shapes.sampler_state())))
     budget, steps = None, 0
-    if config.kv_cache_memory is not None:
-        kv_bytes = config.kv_cache_memory
+    if config.kv_cache_memory_bytes is not None:
+        kv_bytes = config.kv_cache_memory_bytes
     elif device.platform == "cpu":
         kv_bytes = _CPU_KV_MEMORY
     else:

@@ -87,8 +87,8 @@ def test_other_numbers_are_refused(text: str) -> None:
 
 
 def test_numbers_with_suffixes_are_flags() -> None:
-    config = engine_config("--max-model-len", "4K", "--kv-cache-memory=2g")
-    assert (config.max_model_len, config.kv_cache_memory) == (4096, 2 * 10**9)
+    config = engine_config("--max-model-len", "4K", "--kv-cache-memory-bytes=2g")
+    assert (config.max_model_len, config.kv_cache_memory_bytes) == (4096, 2 * 10**9)
     assert engine_config("--max-model-len", "auto").max_model_len == -1
     assert engine_config("--max-model-len", "-1").max_model_len == -1
 

@@ -28,7 +28,7 @@ QUESTION: list[ChatCompletionMessageParam] = [
 def real_url() -> Iterator[str]:
     engine = AsyncEngine(
         max_model_len=256,
-        kv_cache_memory=64 * 2**20,
+        kv_cache_memory_bytes=64 * 2**20,
         max_num_seqs=4,
         max_num_batched_tokens=32,
         compile_cache_dir="",

@@ -38,7 +38,7 @@ def engine_flags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "model": str(folder),
         "load_format": "dummy",
         "skip_tokenizer_init": True,
-        "kv_cache_memory": 2**20,
+        "kv_cache_memory_bytes": 2**20,
         "max_num_seqs": 2,
         "max_num_batched_tokens": 32,
         "compile_cache_dir": str(tmp_path_factory.mktemp("jit")),

@@ -37,7 +37,7 @@ PAGE_BYTES = 2 * 8 * 2 * 2 * 8 * 4  # layers, tokens, keys and values, heads, he
 FLAGS: dict[str, Any] = {
     "max_num_seqs": 4,
     "max_num_batched_tokens": 48,
-    "kv_cache_memory": 2**20,
+    "kv_cache_memory_bytes": 2**20,
     "block_size": 8,
 }
 
@@ -130,7 +130,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "whole prompts": {"enable_chunked_prefill": False, "max_num_batched_tokens": 256},
     "one at a time": {"max_num_seqs": 1},
     "no prefix cache": {"enable_prefix_caching": False},
-    "few pages": {"kv_cache_memory": 28 * PAGE_BYTES, "max_model_len": 200},
+    "few pages": {"kv_cache_memory_bytes": 28 * PAGE_BYTES, "max_model_len": 200},
     "kernels": {"attention_backend": "triton"},
 }
 
@@ -328,7 +328,10 @@ def test_closing_gives_the_memory_back(source: ModelSource, compile_cache: str) 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"kv_cache_memory": 10 * PAGE_BYTES}, r"max seq len \(256\).*\(72\).*--max-model-len 72"),
+        (
+            {"kv_cache_memory_bytes": 10 * PAGE_BYTES},
+            r"max seq len \(256\).*\(72\).*--max-model-len 72",
+        ),
         ({"max_model_len": 300}, r"300 is greater than the model's own length of 256"),
         ({"max_num_seqs": 64}, r"--max-num-batched-tokens \(48\).*--max-num-seqs \(64\)"),
         ({"enable_chunked_prefill": False}, r"\(48\) is smaller than --max-model-len \(256\)"),
@@ -342,7 +345,7 @@ def test_flags_that_do_not_fit_say_what_would(
 
 
 def test_the_longest_length_that_fits(source: ModelSource, compile_cache: str) -> None:
-    core = make_core(source, compile_cache, max_model_len=-1, kv_cache_memory=10 * PAGE_BYTES)
+    core = make_core(source, compile_cache, max_model_len=-1, kv_cache_memory_bytes=10 * PAGE_BYTES)
     assert core.max_model_len == 72
     assert len(run(core, make_request("full", prompt_of(60)))["full", 0]) == 12
     core.close()

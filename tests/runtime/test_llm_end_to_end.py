@@ -33,7 +33,7 @@ FLAGS: dict[str, Any] = {
     "load_format": "dummy",
     "max_num_seqs": 2,
     "max_num_batched_tokens": 16,
-    "kv_cache_memory": 2**20,
+    "kv_cache_memory_bytes": 2**20,
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 PROMPTS = ["The sky is", "Grass", "Ünïcödé 你好 😀", "x" * 50]

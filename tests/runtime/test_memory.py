@@ -38,7 +38,7 @@ def test_the_null_page_holds_no_tokens() -> None:
 
 def test_the_advice_of_the_error_works() -> None:
     assert fit(4080, num_pages=256) == 4080
-    with pytest.raises(ConfigError, match="--kv-cache-memory 257m"):
+    with pytest.raises(ConfigError, match="--kv-cache-memory-bytes 257m"):
         fit(None, num_pages=256)
 
 
