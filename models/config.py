@@ -15,6 +15,10 @@ import jax.numpy as jnp
 
 from paged.errors import ConfigError
 
+# No model has as many of anything, and arithmetic on the device ends here.
+_TOO_MANY, _TOO_LARGE = 2**31, 1e30
+_LONGEST_SHOWN = 60
+
 SUPPORTED_ACTIVATIONS = ("silu",)
 SUPPORTED_DTYPES = {
     "float32": jnp.float32,
@@ -63,6 +67,10 @@ _ROPE_KEYS: dict[str, tuple[str, ...]] = {
     "yarn": ("factor",),
     "factors": ("divisors",),
 }
+_ROPE_NUMBERS = (
+    *("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"),
+    *("attention_factor", "mscale", "mscale_all_dim"),
+)
 SUPPORTED_ROPE_TYPES = ("default", *_ROPE_KEYS)
 
 
@@ -107,6 +115,11 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ConfigError(f"head_dim must be even for rotary embedding, found {self.head_dim}")
+        divisors = self.rope_scaling.divisors if self.rope_scaling else ()
+        if divisors and len(divisors) != self.head_dim // 2:
+            raise ConfigError(
+                f"{len(divisors)} rope divisors for {self.head_dim // 2} frequencies of a head"
+            )
         if len(self.windows) != self.num_layers:
             raise ConfigError(f"{len(self.windows)} attention windows for {self.num_layers} layers")
 
@@ -140,48 +153,54 @@ def parse_config(data: Mapping[str, Any]) -> ModelConfig:
         ConfigError: a key is missing, or a value is not supported.
     """
     _refuse_unsupported(data)
-    num_layers = _required(data, "num_hidden_layers")
-    num_heads = _required(data, "num_attention_heads")
-    hidden_size = _required(data, "hidden_size")
-    eos = data.get("eos_token_id")
+    num_layers = _count(data, "num_hidden_layers")
+    num_heads = _count(data, "num_attention_heads")
+    hidden_size = _count(data, "hidden_size")
     rope = _rope_parameters(data)
     return ModelConfig(
         architecture=architecture_of(data),
-        vocab_size=_required(data, "vocab_size"),
+        vocab_size=_count(data, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_required(data, "intermediate_size"),
+        intermediate_size=_count(data, "intermediate_size"),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=data.get("num_key_value_heads") or num_heads,
-        head_dim=data.get("head_dim") or hidden_size // num_heads,
-        max_position_embeddings=_required(data, "max_position_embeddings"),
+        num_kv_heads=_count(data, "num_key_value_heads", num_heads),
+        head_dim=_count(data, "head_dim", hidden_size // num_heads),
+        max_position_embeddings=_count(data, "max_position_embeddings"),
         windows=_windows(data, num_layers),
-        rope_theta=float(rope["rope_theta"]),
+        rope_theta=_number(rope, "rope_theta"),
         rope_scaling=_rope_scaling(rope, data),
-        rms_norm_eps=data.get("rms_norm_eps", 1e-6),
-        tie_word_embeddings=data.get("tie_word_embeddings", False),
-        attention_bias=data.get("attention_bias", False),
-        mlp_bias=data.get("mlp_bias", False),
+        rms_norm_eps=_number(data, "rms_norm_eps", 1e-6),
+        tie_word_embeddings=_flag(data, "tie_word_embeddings"),
+        attention_bias=_flag(data, "attention_bias"),
+        mlp_bias=_flag(data, "mlp_bias"),
         hidden_act=data.get("hidden_act", "silu"),
         dtype=_declared_dtype(data),
-        bos_token_id=data.get("bos_token_id"),
-        eos_token_ids=token_ids(eos),
+        bos_token_id=next(iter(token_ids(data.get("bos_token_id"))), None),
+        eos_token_ids=token_ids(data.get("eos_token_id")),
     )
 
 
 def architecture_of(data: Mapping[str, Any]) -> str:
     """The first entry of `architectures`."""
     names = data.get("architectures")
-    if not names:
+    if not names or not isinstance(names, list):
         raise ConfigError("the model configuration names no class in 'architectures'")
     return str(names[0])
 
 
-def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    """A token id entry of a configuration file, which may be absent, one id or several."""
+def token_ids(value: Any) -> tuple[int, ...]:
+    """A token id entry of a configuration file, which may be absent, one id or several.
+
+    Raises:
+        ConfigError: it is something else.
+    """
     if value is None:
         return ()
-    return tuple(value) if isinstance(value, list) else (value,)
+    ids = value if isinstance(value, list) else [value]
+    if not all(type(each) is int and 0 <= each < _TOO_MANY for each in ids):
+        raise ConfigError(f"a token id of the model must be a whole number, found {_shown(value)}")
+    return tuple(ids)
 
 
 def resolve_dtype(name: str, config: ModelConfig, platform: str) -> jnp.dtype:
@@ -202,25 +221,49 @@ def resolve_dtype(name: str, config: ModelConfig, platform: str) -> jnp.dtype:
     return jnp.dtype(SUPPORTED_DTYPES[name])
 
 
-def _required(data: Mapping[str, Any], key: str) -> int:
-    value = data.get(key)
+def _count(data: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """A number of things; `default` stands for one that is absent, null or zero."""
+    value = data.get(key) or default
     if value is None:
         raise ConfigError(f"the model configuration has no {key!r}")
-    return int(value)
+    if type(value) is not int or not 0 < value < _TOO_MANY:
+        raise ConfigError(f"{key!r} must be a whole number above 0, found {_shown(value)}")
+    return value
+
+
+def _number(data: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = data.get(key, default)
+    if type(value) not in (int, float) or not 0 < value < _TOO_LARGE:
+        raise ConfigError(f"{key!r} must be a number above 0, found {_shown(value)}")
+    return float(value)
+
+
+def _flag(data: Mapping[str, Any], key: str) -> bool:
+    value = data.get(key, False)
+    if not isinstance(value, bool | None):
+        raise ConfigError(f"{key!r} must be true or false, found {_shown(value)}")
+    return bool(value)
+
+
+def _shown(value: Any) -> str:
+    """A value for a message, however long it is."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def _refuse_unsupported(data: Mapping[str, Any]) -> None:
     activation = data.get("hidden_act", "silu")
     if activation not in SUPPORTED_ACTIVATIONS:
         raise ConfigError(
-            f"hidden_act {activation!r} is not supported; supported: "
+            f"hidden_act {_shown(activation)} is not supported; supported: "
             f"{', '.join(SUPPORTED_ACTIVATIONS)}"
         )
     quantization = data.get("quantization_config")
     if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         raise ConfigError(
             f"quantized checkpoints are not supported (quantization_config has quant_method "
-            f"{quantization.get('quant_method')!r}); use an unquantized one or a GGUF file"
+            f"{method!r}); use an unquantized one or a GGUF file"
         )
 
 
@@ -236,19 +279,22 @@ def _declared_dtype(data: Mapping[str, Any]) -> str:
 
 def _windows(data: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
     """Per-layer windows: `layer_types` decides, else the layers from `max_window_layers` on."""
-    window = data.get("sliding_window")
-    if window is None or not data.get("use_sliding_window", False):
+    if data.get("sliding_window") is None or not _flag(data, "use_sliding_window"):
         return (None,) * num_layers
+    window = _count(data, "sliding_window")
     types = data.get("layer_types")
-    if types:
+    if isinstance(types, list):
         return tuple(window if kind == "sliding_attention" else None for kind in types)
-    first = data.get("max_window_layers", 0)
+    first = _count(data, "max_window_layers", num_layers) if data.get("max_window_layers") else 0
     return tuple(window if layer >= first else None for layer in range(num_layers))
 
 
 def _rope_parameters(data: Mapping[str, Any]) -> dict[str, Any]:
     """One dict of rotary settings, with its type and base, from either way of writing them."""
-    rope = dict(data.get("rope_parameters") or data.get("rope_scaling") or {})
+    given = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    if not isinstance(given, dict):
+        raise ConfigError(f"the rope settings must be an object, found {_shown(given)}")
+    rope = dict(given)
     rope.setdefault("rope_theta", data.get("rope_theta") or 10000.0)
     rope.setdefault("rope_type", rope.get("type") or "default")
     if rope.get("partial_rotary_factor", data.get("partial_rotary_factor") or 1.0) != 1.0:
@@ -260,18 +306,30 @@ def _rope_scaling(rope: Mapping[str, Any], data: Mapping[str, Any]) -> RopeScali
     kind = rope["rope_type"]
     if kind == "default":
         return None
-    if kind not in _ROPE_KEYS:
+    if not isinstance(kind, str) or kind not in _ROPE_KEYS:
         raise ConfigError(
-            f"rope type {kind!r} is not supported; supported: {', '.join(SUPPORTED_ROPE_TYPES)}"
+            f"rope type {_shown(kind)} is not supported; supported: "
+            f"{', '.join(SUPPORTED_ROPE_TYPES)}"
         )
     missing = [key for key in _ROPE_KEYS[kind] if rope.get(key) is None]
     if missing:
         raise ConfigError(f"rope type {kind!r} needs {', '.join(missing)}")
-    fields = RopeScaling.__dataclass_fields__
-    given = {key: value for key, value in rope.items() if key in fields and value is not None}
-    original = (
-        data.get("original_max_position_embeddings")
-        or rope.get("original_max_position_embeddings")
-        or _required(data, "max_position_embeddings")
+    given = {key: _number(rope, key) for key in _ROPE_NUMBERS if rope.get(key) is not None}
+    if kind == "llama3" and given["high_freq_factor"] <= given["low_freq_factor"]:
+        raise ConfigError("rope type 'llama3' needs a high_freq_factor above its low_freq_factor")
+    longest = _count(data, "max_position_embeddings")
+    original = _count(rope, "original_max_position_embeddings", longest)
+    return RopeScaling(
+        kind=kind,
+        original_max_position=_count(data, "original_max_position_embeddings", original),
+        truncate=_flag({"truncate": True, **rope}, "truncate"),
+        divisors=_divisors(rope),
+        **given,
     )
-    return RopeScaling(kind=kind, original_max_position=original, **given)
+
+
+def _divisors(rope: Mapping[str, Any]) -> tuple[float, ...]:
+    divisors = rope.get("divisors", ())
+    if not isinstance(divisors, list | tuple):
+        raise ConfigError(f"'divisors' must be a list of numbers, found {_shown(divisors)}")
+    return tuple(_number({"divisors": each}, "divisors") for each in divisors)

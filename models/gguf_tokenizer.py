@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -82,19 +82,34 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         if key.startswith("tokenizer.ggml.")
     }
     builders = {"gpt2": _byte_level, "llama": _sentencepiece}
-    kind = fields.get("model")
+    kind = str(fields.get("model"))
     if kind not in builders:
         raise TokenizerError(
             f"the GGUF file has a tokenizer of kind {kind!r}; supported: {', '.join(builders)}"
         )
-    backend = builders[kind](fields)
+    template = metadata.get("tokenizer.chat_template")
+    try:
+        return _build(builders[kind], fields, template)
+    except TokenizerError:
+        raise
+    except Exception as error:  # the library raises nothing narrower than that
+        raise TokenizerError(
+            f"the tokenizer in the GGUF file is damaged: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _build(
+    builder: Callable[[Mapping[str, Any]], tokenizers.Tokenizer],
+    fields: Mapping[str, Any],
+    template: Any,
+) -> Tokenizer:
+    backend = builder(fields)
     tokens = fields["tokens"]
     special_tokens = {
         name: tokens[fields[key]] for name, key in _NAMED_TOKENS.items() if key in fields
     }
     _add_special_tokens(backend, fields)
     _wrap(backend, fields, special_tokens)
-    template = metadata.get("tokenizer.chat_template")
     return Tokenizer(
         backend,
         special_tokens=special_tokens,

@@ -6,7 +6,6 @@ is three times faster so, and nothing heavy is imported to encode a prompt.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +21,7 @@ from paged.models.chat_template import (
     select_template,
     silence_transformers,
 )
+from paged.models.json_files import NotAnObject, read_object
 
 # Entries of tokenizer_config.json that name one token each.
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
@@ -215,21 +215,33 @@ def _convert_backend(folder: Path) -> tokenizers.Tokenizer:
 def _chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """Templates in files of their own win over those in tokenizer_config.json."""
     value = settings.get("chat_template")
+    templates: dict[Any, Any] = {"default": value} if value else {}
     if isinstance(value, list):
-        templates = {entry["name"]: entry["template"] for entry in value}
-    else:
-        templates = {"default": value} if value else {}
+        entries = [entry if isinstance(entry, dict) else {} for entry in value]
+        templates = {entry.get("name"): entry.get("template") for entry in entries}
+    if not all(isinstance(each, str) for pair in templates.items() for each in pair):
+        raise TokenizerError("chat_template in tokenizer_config.json is no text")
     for path in (folder / "additional_chat_templates").glob("*.jinja"):
-        templates[path.stem] = path.read_text(encoding="utf-8")
+        templates[path.stem] = _read_text(path)
     main = folder / "chat_template.jinja"
     if main.exists():
-        templates["default"] = main.read_text(encoding="utf-8")
+        templates["default"] = _read_text(main)
     return templates
 
 
-def _token_text(value: str | dict[str, Any]) -> str:
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"{path} cannot be read: {error}") from error
+
+
+def _token_text(value: Any) -> str:
     """A token as tokenizer_config.json writes it: text, or a record with its content."""
-    return value if isinstance(value, str) else value["content"]
+    text = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise TokenizerError("a special token in tokenizer_config.json is no text")
+    return text
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -237,6 +249,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise TokenizerError(f"{path} is not JSON: {error}") from error
+        return read_object(path)
+    except NotAnObject as error:
+        raise TokenizerError(f"{path} cannot be read: {error}") from error

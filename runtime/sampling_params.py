@@ -9,7 +9,7 @@ from numbers import Real
 from operator import index
 from typing import Any
 
-from paged.runtime.errors import InvalidRequest, Unsupported
+from paged.runtime.errors import ConfigError, InvalidRequest, Unsupported
 
 MAX_N = 128
 MAX_STOP_STRINGS = 64
@@ -202,9 +202,19 @@ def _check_stops(params: SamplingParams) -> None:
 
 
 def with_model_defaults(defaults: dict[str, Any]) -> SamplingParams:
-    """The parameters of a request that sets none, under a model's generation_config.json."""
+    """The parameters of a request that sets none, under a model's generation_config.json.
+
+    Raises:
+        ConfigError: a value out of its range.
+    """
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     known = {name: defaults[name] for name in names if defaults.get(name) is not None}
     if defaults.get("max_new_tokens") is not None:
         known["max_tokens"] = defaults["max_new_tokens"]
-    return SamplingParams(**known)
+    try:
+        return SamplingParams(**known)
+    except InvalidRequest as error:
+        raise ConfigError(
+            f"The model's generation_config.json asks for what cannot be: {error}. "
+            "Use --generation-config paged to do without it."
+        ) from error

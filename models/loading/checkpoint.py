@@ -7,10 +7,12 @@ that the host holds no more than the parameter in flight.
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -49,6 +51,21 @@ class Checkpoint(Protocol):
 
     def read(self, name: str) -> np.ndarray:
         """One tensor; a view of the file where the format allows it."""
+
+
+def map_file(path: Path) -> mmap.mmap | bytes:
+    """A file's bytes, read as they are needed.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            if not path.stat().st_size:  # which cannot be mapped
+                return b""
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def load_params(

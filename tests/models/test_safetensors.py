@@ -69,6 +69,16 @@ def test_agrees_with_the_library(tmp_path):
         ({"x": {"dtype": "F32"}}, b"", None, ["header", "shape"]),
         ({"x": 3}, b"", None, ["header"]),
         ([1], b"", None, ["header"]),
+        (b"[" * 100_000, b"", None, ["header", "nested"]),
+        (b"\xff", b"", None, ["header"]),
+        ({"x": entry()["x"] | {"shape": [2.0]}}, bytes(8), None, ["header", "'x'"]),
+        ({"x": entry()["x"] | {"shape": [-1, -2]}}, bytes(8), None, ["header", "'x'"]),
+        ({"x": entry()["x"] | {"shape": "2"}}, bytes(8), None, ["header", "'x'"]),
+        ({"x": entry()["x"] | {"dtype": ["F32"]}}, bytes(8), None, ["'x'", "BF16"]),
+        ({"x": entry()["x"] | {"data_offsets": [0, 4, 8]}}, bytes(8), None, ["header", "'x'"]),
+        ({"x": entry()["x"] | {"data_offsets": [-8, 0]}}, bytes(8), None, ["header", "'x'"]),
+        ({"x": entry()["x"] | {"data_offsets": [2**63, 2**63 + 8]}}, bytes(8), None, ["cut short"]),
+        (b'{"x": {"shape": [' + b"9" * 5000 + b"]}}", b"", None, ["header"]),
         (entry("F4"), bytes(8), None, ["'x'", "F4", "BF16"]),
         (entry(end=8), bytes(5), None, ["cut short", "'x'"]),
         (entry(end=12), bytes(12), None, ["'x'", "12 bytes", "needs 8"]),
@@ -103,8 +113,21 @@ def test_shards_come_from_the_index(tmp_path):
         SafetensorsCheckpoint(tmp_path)
 
 
-def test_index_that_cannot_be_read(tmp_path):
-    (tmp_path / "model.safetensors.index.json").write_text("{}")
+@pytest.mark.parametrize(
+    "index",
+    [
+        {},
+        {"weight_map": 5},
+        {"weight_map": ["model.safetensors"]},
+        {"weight_map": {"x": 5}},
+        {"weight_map": {"x": ""}},
+        {"weight_map": {"x": "config.json"}},
+        {"weight_map": {"x": "../other/model.safetensors"}},
+        {"weight_map": {"x": "/model.safetensors"}},
+    ],
+)
+def test_index_names_files_of_its_own_folder(tmp_path, index):
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match="weight_map"):
         SafetensorsCheckpoint(tmp_path)
 
@@ -112,3 +135,13 @@ def test_index_that_cannot_be_read(tmp_path):
 def test_folder_without_weights(tmp_path):
     with pytest.raises(CheckpointError, match=r"no \*.safetensors file"):
         SafetensorsCheckpoint(tmp_path)
+
+
+def test_files_that_cannot_be_opened(tmp_path):
+    for name in ("folder", "link"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "folder" / "model.safetensors").mkdir()
+    (tmp_path / "link" / "a.safetensors").symlink_to(tmp_path / "nowhere")
+    for name in ("folder", "link"):
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            SafetensorsCheckpoint(tmp_path / name)

@@ -138,6 +138,32 @@ def test_folder_without_a_tokenizer_that_can_be_read(tmp_path, content):
         tokenizer_from_folder(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        "text",
+        {"bos_token": 5},
+        {"eos_token": ["</s>"]},
+        {"unk_token": {"content": 5}},
+        {"chat_template": 5},
+        {"chat_template": {"default": "x"}},
+        {"chat_template": ["x"]},
+        {"chat_template": [{"name": "default"}]},
+    ],
+)
+def test_settings_of_another_kind(folder, settings):
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json"):
+        tokenizer_from_folder(folder)
+
+
+def test_templates_that_are_no_text(folder):
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(TokenizerError, match=r"chat_template\.jinja"):
+        tokenizer_from_folder(folder)
+
+
 def test_settings_that_are_not_json(folder):
     (folder / "tokenizer_config.json").write_text("{")
     with pytest.raises(TokenizerError, match="not JSON"):
@@ -281,6 +307,16 @@ def test_gguf_tokenizer_of_another_kind(changes, words):
             byte_level_metadata("gpt-2")
             | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
         )
+
+
+@pytest.mark.parametrize("key", ["tokens", "merges", "token_type", "bos_token_id", "pre"])
+@pytest.mark.parametrize("value", [None, 5, 10**6, "x", [5], [["x"]]])
+def test_gguf_tokenizer_that_is_damaged(key, value):
+    """Of the values that fit one key, each fits no other."""
+    metadata = byte_level_metadata("gpt-2")
+    if (key, value) != ("bos_token_id", 5):
+        with pytest.raises(TokenizerError):
+            tokenizer_from_gguf(metadata | {f"tokenizer.ggml.{key}": value})
 
 
 def sentencepiece_metadata() -> dict[str, Any]:

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paged.runtime.errors import InvalidRequest
-from paged.runtime.sampling_params import SamplingParams
+from paged.runtime.errors import ConfigError, InvalidRequest
+from paged.runtime.sampling_params import SamplingParams, with_model_defaults
 
 INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
 NUMBERS = (
@@ -69,3 +69,11 @@ def test_temperatures_stay_within_float32() -> None:
     assert SamplingParams(temperature=1e300).effective_temperature == 1e6
     assert SamplingParams(temperature=1e-4).effective_temperature == 0.01
     assert SamplingParams(temperature=1e-6).effective_temperature == 0
+
+
+@pytest.mark.parametrize(
+    "defaults", [{"temperature": "hot"}, {"top_p": 0}, {"top_k": [5]}, {"max_new_tokens": 0}]
+)
+def test_a_model_whose_defaults_cannot_be_says_where_they_are(defaults: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"generation_config\.json"):
+        with_model_defaults(defaults)

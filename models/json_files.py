@@ -1,0 +1,40 @@
+"""JSON that came with a model: written by strangers, perhaps damaged, never taken on trust."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class NotAnObject(ValueError):
+    """Text that is no JSON object."""
+
+
+def parse_object(text: bytes) -> dict[str, Any]:
+    """The object that `text` holds.
+
+    Raises:
+        NotAnObject: it is no JSON, or another value.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise NotAnObject("it is nested too deeply") from None
+    except ValueError as error:
+        raise NotAnObject(f"it is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise NotAnObject(f"it must hold a JSON object, found a {type(value).__name__}")
+    return value
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a file.
+
+    Raises:
+        NotAnObject: see `parse_object`, or the file cannot be read.
+    """
+    try:
+        return parse_object(path.read_bytes())
+    except OSError as error:
+        raise NotAnObject(error.strerror or str(error)) from error
