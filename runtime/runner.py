@@ -16,6 +16,7 @@ from paged.cache import PagedKVCache
 from paged.runtime.batch import SlotSampling, pack, pack_updates
 from paged.runtime.buckets import Bucket
 from paged.runtime.plan import PageCopy, Row, StepPlan
+from paged.runtime.programs import Programs
 from paged.runtime.sampler import SamplingMode, TokenLogprobs
 from paged.runtime.sampling_params import SamplingParams
 from paged.runtime.sequence import Sequence
@@ -25,7 +26,6 @@ from paged.runtime.steps import (
     NUM_RULES,
     UPDATE_ROOM,
     ForwardOut,
-    Programs,
     Sampled,
     StepShapes,
 )

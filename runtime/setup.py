@@ -21,9 +21,10 @@ from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
 from paged.runtime.memory import MemoryPlan, fit_model_len, page_memory
+from paged.runtime.programs import step_memory
 from paged.runtime.runner import StepRunner
 from paged.runtime.scheduler import SchedulerConfig
-from paged.runtime.steps import StepShapes, step_memory
+from paged.runtime.steps import StepShapes
 
 logger = logging.getLogger(__name__)
 

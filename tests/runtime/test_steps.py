@@ -11,7 +11,8 @@ from paged.models.loading.dummy import random_params
 from paged.models.registry import get_family, model_config
 from paged.runtime.buckets import Buckets
 from paged.runtime.compiles import num_compiles
-from paged.runtime.steps import Key, Programs, StepShapes
+from paged.runtime.programs import Key, Programs
+from paged.runtime.steps import StepShapes
 
 MODEL = model_config(
     {

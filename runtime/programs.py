@@ -1,0 +1,135 @@
+"""Compiling every program of an engine ahead, and knowing what memory they take."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.stages import Compiled
+from tqdm import tqdm
+
+from paged.cache import PagedKVCache, copy_pages
+from paged.runtime.batch import SAMPLING_FIELDS
+from paged.runtime.buckets import Bucket
+from paged.runtime.sampler import SamplingMode, load_history, load_rules
+from paged.runtime.steps import (
+    COPY_ROOM,
+    HISTORY_ROOM,
+    NUM_RULES,
+    UPDATE_ROOM,
+    StepShapes,
+    forward,
+    sample,
+    score,
+    update_tables,
+)
+
+Key = tuple[Any, ...]
+"""Names a program: its kind, then what it is specialised for."""
+
+
+class Programs:
+    """Every compiled program of an engine, by kind and shape.
+
+    Asking for one that was not compiled is a KeyError: nothing is ever compiled while serving.
+    """
+
+    def __init__(self, shapes: StepShapes, params: Any, *, progress: bool) -> None:
+        """Compile everything, in parallel threads, with a progress bar if asked for."""
+        self._compiled: dict[Key, Compiled] = {}
+        jobs = dict(_jobs(shapes, abstract(params)))
+        with ThreadPoolExecutor(max(2, os.cpu_count() or 2)) as threads:
+            futures = {threads.submit(_compile, *job): key for key, job in jobs.items()}
+            bar = tqdm(as_completed(futures), "Compiling", len(futures), disable=not progress)
+            for done in bar:
+                self._compiled[futures[done]] = done.result()
+
+    def __getitem__(self, key: Key) -> Compiled:
+        return self._compiled[key]
+
+    def __len__(self) -> int:
+        return len(self._compiled)
+
+
+def step_memory(shapes: StepShapes, params: Any) -> int:
+    """Bytes of device memory that steps need beside parameters, state and pages.
+
+    As XLA reports it for the largest programs: temporaries of one, and the outputs of the two steps
+    that can be in flight.
+    """
+    jobs = dict(_jobs(shapes, abstract(params)))
+    rows = shapes.buckets.decode[-1]
+    largest = (
+        ("forward", Bucket(rows, rows, True)),
+        ("forward", shapes.buckets.all()[0]),
+        ("sample", shapes.buckets.row_counts[-1], SamplingMode.LOGPROBS),
+        ("score", shapes.buckets.mixed[-1]),
+    )
+    reports = [_report(_compile(*jobs[key])) for key in largest]
+    temporary = max(report.temp_size_in_bytes for report in reports)
+    outputs = max(report.output_size_in_bytes - report.alias_size_in_bytes for report in reports)
+    return int(temporary + 2 * outputs)
+
+
+def abstract(tree: Any) -> Any:
+    """The shapes, dtypes and shardings of a pytree's arrays."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)),
+        tree,
+    )
+
+
+def _report(program: Compiled) -> Any:
+    report = program.memory_analysis()
+    assert report is not None, "this backend does not report the memory of its programs"
+    return report
+
+
+Job = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
+"""A function, its abstract arguments, and which of them are donated."""
+
+
+def _compile(
+    function: Callable[..., Any], args: tuple[Any, ...], donated: tuple[int, ...]
+) -> Compiled:
+    return jax.jit(function, donate_argnums=donated).lower(*args).compile()
+
+
+def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
+    """Every program, the slowest to compile first."""
+    cache = PagedKVCache.shapes(shapes.cache)
+    slots = jax.eval_shape(shapes.slot_state)
+    state = jax.eval_shape(shapes.sampler_state)
+    logits: dict[int, jax.ShapeDtypeStruct] = {}
+    for bucket in shapes.buckets.all():
+        step = partial(forward, shapes=shapes, bucket=bucket)
+        inputs = (params, cache, slots, _int32(shapes.layout(bucket).size))
+        yield ("forward", bucket), (step, inputs, (1, 2))
+        out = jax.eval_shape(step, *inputs)[2]
+        logits[bucket.num_rows] = out.logits
+        if out.hidden is not None:
+            targets = _int32(bucket.num_tokens)
+            scorer = partial(score, shapes=shapes)
+            yield ("score", bucket.num_tokens), (scorer, (params, out.hidden, targets), ())
+    for rows in shapes.buckets.row_counts:
+        fields = _int32(rows, len(SAMPLING_FIELDS))
+        for mode in SamplingMode:
+            kept = state if mode >= SamplingMode.FILTERED else None
+            args = (slots, kept, logits[rows], fields)
+            yield ("sample", rows, mode), (partial(sample, mode=mode), args, (0, 1))
+    yield ("copy_pages",), (copy_pages, (cache, _int32(COPY_ROOM), _int32(COPY_ROOM)), (0,))
+    yield ("update_tables",), (update_tables, (slots, _int32(UPDATE_ROOM, 3)), (0,))
+    number, flag = _int32(), jax.ShapeDtypeStruct((), jnp.bool_)
+    history = (state, number, _int32(HISTORY_ROOM), number, flag)
+    yield ("load_history",), (load_history, history, (0,))
+    rules = (_int32(NUM_RULES), jax.ShapeDtypeStruct((NUM_RULES,), jnp.float32), _int32(NUM_RULES))
+    yield ("load_rules",), (load_rules, (state, number, *rules), (0,))
+
+
+def _int32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
