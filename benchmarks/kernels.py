@@ -1,0 +1,329 @@
+"""How fast attention over pages is on this GPU, against what its memory and tensor cores can do.
+
+Times one layer's attention of an 8B model by the GPU's own clock (CUPTI): decode batches in bytes
+of keys and values per second, as a share of what summing a large array reads; prefill chunks in
+FLOP per second, as a share of a large matrix product. Every call sees other pages of a pool much
+larger than the cache of the GPU. Errors are norms relative to the reference in float32.
+
+    python3 benchmarks/kernels.py --json kernels.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.mosaic.gpu import profiler
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
+
+from paged.attention import BACKENDS, AttentionMetadata, attention_metadata
+
+HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 16
+POOL_TOKENS = 1_000_000
+DTYPE = jnp.bfloat16
+RUNS = 5
+# What the calls of one timed program read together at least: several times the GPU's cache.
+COLD_BYTES = 200_000_000
+BYTES_PER_TOKEN = 2 * KV_HEADS * HEAD_DIM * 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step to time.
+
+    Attributes:
+        name: for the table.
+        rows: (tokens of the step, earlier context) of each row; all decode, or all prefill.
+        padded_rows: R, what the step is compiled for.
+        backends: those to time.
+    """
+
+    name: str
+    rows: tuple[tuple[int, int], ...]
+    padded_rows: int
+    backends: tuple[str, ...]
+
+    @property
+    def decode(self) -> bool:
+        return all(query == 1 for query, _ in self.rows)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.padded_rows if self.decode else sum(query for query, _ in self.rows)
+
+    @property
+    def work(self) -> float:
+        """Bytes of keys and values to read (decode), or FLOP (prefill)."""
+        if self.decode:
+            return sum(context + 1 for _, context in self.rows) * BYTES_PER_TOKEN
+        return 4 * HEADS * HEAD_DIM * self._seen
+
+    @property
+    def calls(self) -> int:
+        """Calls in one timed program, each with page tables of its own."""
+        return max(4, min(32, int(COLD_BYTES / self.work))) if self.decode else 4
+
+    @property
+    def _seen(self) -> float:
+        return sum(query * context + query * (query + 1) / 2 for query, context in self.rows)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured.
+
+    Attributes:
+        case, backend: of what.
+        microseconds: of all kernels, per call, median over runs. What depends on the step alone
+            is done once for all calls, as for the layers of a model.
+        kernel_microseconds: of the attention kernels among them.
+        rate: bytes or FLOP per second, by `microseconds`.
+        share: of the ceiling.
+        error: against the reference; None where that was not computed.
+    """
+
+    case: str
+    backend: str
+    microseconds: float
+    kernel_microseconds: float
+    rate: float
+    share: float
+    error: float | None
+
+
+def cases() -> Iterator[Case]:
+    """Batches and chunks from a single sequence to a full server."""
+    fast: tuple[str, ...] = ("triton",)
+    every: tuple[str, ...] = ("triton", "xla")
+    for batch, length in (
+        (1, 1024),
+        (1, 16384),
+        (8, 1024),
+        (8, 4096),
+        (32, 300),
+        (32, 1024),
+        (32, 4096),
+        (128, 1024),
+        (256, 300),
+        (256, 1024),
+    ):
+        backends = every if (batch, length) == (32, 1024) else fast
+        rows = ((1, length - 1),) * batch
+        yield Case(f"decode {batch} x {length}", rows, batch, backends)
+    lengths = np.random.default_rng(0).integers(64, 4096, 64)
+    ragged = tuple((1, int(length)) for length in lengths)
+    yield Case("decode 64 x 64-4096", ragged, 64, fast)
+    yield Case("decode 4 x 8192 of 256", ((1, 8191),) * 4, 256, fast)
+    for query, context in ((512, 1024), (2048, 0), (2048, 2048), (2048, 6144), (8192, 0)):
+        backends = ("mosaic", *every) if query == 512 else ("mosaic", *fast)
+        yield Case(f"prefill {query} on {context}", ((query, context),), 1, backends)
+    yield Case("prefill 2048 on 6144, of 256", ((2048, 6144),), 256, ("mosaic", *fast))
+    short = tuple((64, 64 * n) for n in range(32))
+    yield Case("prefill 32 x 64 on 0-1984", short, 256, ("mosaic", *fast))
+
+
+def main() -> None:
+    """Time all cases; print a table and write it to a file if asked."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    parser.add_argument("--only", default="", help="only cases whose name contains this")
+    parser.add_argument("--budget", type=float, default=150, help="stop after so many seconds")
+    options = parser.parse_args()
+    if jax.default_backend() != "gpu":
+        parser.error(f"needs a GPU, but JAX runs on {jax.default_backend()}")
+    # Says at each kernel that its backend will go one day.
+    warnings.filterwarnings("ignore", message="The Pallas Triton backend is deprecated")
+
+    began = time.monotonic()
+    hopper = jax.devices()[0].compute_capability == "9.0"
+    jobs = [
+        (case, backend)
+        for case in cases()
+        if options.only in case.name
+        for backend in case.backends
+        if hopper or backend != "mosaic"
+    ]
+    ceilings = {"bytes": read_ceiling(), "flop": product_ceiling()}
+    print(f"{jax.devices()[0].device_kind}: reads {ceilings['bytes'] / 1e12:.2f} TB/s, ", end="")
+    print(f"multiplies {ceilings['flop'] / 1e12:.0f} TFLOP/s\n{HEADER}")
+    pool = make_pool()
+    results = []
+    with ThreadPoolExecutor() as threads:
+        programs = threads.map(lambda job: compiled(*job), jobs)
+        for (case, backend), program in zip(jobs, programs, strict=True):
+            if time.monotonic() - began > options.budget:
+                print(f"out of time before {case.name}, {backend}")
+                break
+            results.append(measure(case, backend, program, pool, ceilings))
+            print(row_of(results[-1], case), flush=True)
+    if options.json:
+        report = {
+            "device": jax.devices()[0].device_kind,
+            "jax": jax.__version__,
+            "ceilings": ceilings,
+            "results": [asdict(result) for result in results],
+        }
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+HEADER = f"{'case':30} {'backend':8} {'us':>8} {'kernel':>8} {'rate':>13} {'share':>6} {'error':>8}"
+
+
+def row_of(result: Result, case: Case) -> str:
+    """One line of the table."""
+    unit, rate = ("TB/s", "7.2f") if case.decode else ("TFLOP/s", "5.0f")
+    error = "" if result.error is None else f"{result.error:.1e}"
+    return (
+        f"{result.case:30} {result.backend:8} {result.microseconds:8.1f} "
+        f"{result.kernel_microseconds:8.1f} {f'{result.rate / 1e12:{rate}} {unit}':>13} "
+        f"{result.share:6.1%} {error:>8}"
+    )
+
+
+def attend(
+    q: jax.Array, pages: jax.Array, meta: AttentionMetadata, tables: list[jax.Array], decode: bool
+) -> list[jax.Array]:
+    """One layer's attention over each of several page tables, as layers follow each other."""
+    backend = BACKENDS[meta.backend]()
+    options: dict[str, Any] = {"scale": HEAD_DIM**-0.5, "window": None, "soft_cap": None}
+    metas = [replace(meta, page_tables=table) for table in tables]
+    if not decode:
+        return [backend.prefill(q, pages, meta, **options) for meta in metas]
+    lengths = jnp.where(meta.query_len == 1, meta.context_len + 1, 0)
+    return [backend.decode(q, pages, lengths, meta, **options) for meta in metas]
+
+
+def metadata(case: Case, backend: str, tables: jax.Array) -> AttentionMetadata:
+    """The metadata of a case over these page tables [rows, P]."""
+    padding = [0] * (case.padded_rows - len(case.rows))
+    return attention_metadata(
+        tables,
+        jnp.asarray([*range(len(case.rows)), *padding], jnp.int32),
+        jnp.asarray([query for query, _ in case.rows] + padding, jnp.int32),
+        jnp.asarray([context for _, context in case.rows] + padding, jnp.int32),
+        num_tokens=case.num_tokens,
+        page_size=PAGE_SIZE,
+        tile_size=BACKENDS[backend]().tile_size,
+        decode_only=case.decode,
+        backend=backend,
+    )
+
+
+def table_shape(case: Case) -> tuple[int, int]:
+    """Page tables [rows, P] that hold the longest row."""
+    longest = max(query + context for query, context in case.rows)
+    return len(case.rows), -(-longest // PAGE_SIZE)
+
+
+def compiled(case: Case, backend: str) -> Callable[..., list[jax.Array]]:
+    """The timed program of a case, for a list of page tables."""
+    struct = jax.ShapeDtypeStruct
+    table = struct(table_shape(case), jnp.int32)
+    meta = jax.eval_shape(functools.partial(metadata, case, backend), table)
+    pages = struct((POOL_TOKENS // PAGE_SIZE, PAGE_SIZE, 2 * KV_HEADS, HEAD_DIM), DTYPE)
+    q = struct((case.num_tokens, HEADS, HEAD_DIM), DTYPE)
+    function = jax.jit(functools.partial(attend, decode=case.decode))
+    return function.lower(q, pages, meta, [table] * case.calls).compile()
+
+
+def measure(
+    case: Case,
+    backend: str,
+    program: Callable[..., list[jax.Array]],
+    pool: jax.Array,
+    ceilings: dict[str, float],
+) -> Result:
+    """Time a compiled case, and compare it with the reference where a case has it."""
+    rng = np.random.default_rng(0)
+    shape = table_shape(case)
+    tables = [
+        jnp.asarray(rng.integers(1, POOL_TOKENS // PAGE_SIZE, shape), jnp.int32)
+        for _ in range(case.calls)
+    ]
+    meta = metadata(case, backend, tables[0])
+    q = random(1, (case.num_tokens, HEADS, HEAD_DIM))
+    outputs, whole, kernels = timed(program, q, pool, meta, tables)
+    seconds = whole / case.calls / 1e6
+    rate = case.work / seconds
+    error = None
+    if "xla" in case.backends and backend != "xla":
+        error = relative_error(case, outputs[0], q, pool, tables[0])
+    return Result(
+        case=case.name,
+        backend=backend,
+        microseconds=whole / case.calls,
+        kernel_microseconds=kernels / case.calls,
+        rate=rate,
+        share=rate / ceilings["bytes" if case.decode else "flop"],
+        error=error,
+    )
+
+
+def timed(function: Callable[..., Any], *args: Any) -> tuple[Any, float, float]:
+    """Outputs, and microseconds of all kernels and of the attention kernels; medians of runs."""
+    outputs, runs = profiler.measure(function, aggregate=False, iterations=RUNS)(*args)
+    if not runs:
+        raise RuntimeError("CUPTI saw no kernel; is another profiler attached?")
+    whole = statistics.median(sum(ms for _, ms in run) for run in runs)
+    kernels = statistics.median(sum(ms for name, ms in run if "paged" in name) for run in runs)
+    return outputs, 1e3 * whole, 1e3 * kernels
+
+
+def relative_error(
+    case: Case, out: jax.Array, q: jax.Array, pool: jax.Array, tables: jax.Array
+) -> float:
+    """Norm of the error of an output against the reference in float32, relative to the output."""
+    # Only the pages in use, in float32: the pool four bytes wide would take twice its memory.
+    used, places = np.unique(np.asarray(tables), return_inverse=True)
+    pages = pool[used].astype(jnp.float32)
+    meta = metadata(case, "xla", jnp.asarray(places.reshape(tables.shape), jnp.int32))
+    with jax.default_matmul_precision("highest"):
+        function = jax.jit(functools.partial(attend, decode=case.decode))
+        [exact] = function(q.astype(jnp.float32), pages, meta, [meta.page_tables])
+    tokens = sum(query for query, _ in case.rows)
+    error = out[:tokens].astype(jnp.float32) - exact[:tokens]
+    return float(jnp.linalg.norm(error.ravel()) / jnp.linalg.norm(exact[:tokens].ravel()))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def random(seed: int, shape: tuple[int, ...]) -> jax.Array:
+    """About standard normal in spread, cheap to make in gigabytes."""
+    bits = jax.random.bits(jax.random.key(seed), shape, jnp.uint8)
+    return ((bits.astype(jnp.float32) - 127.5) / 74).astype(DTYPE)
+
+
+def make_pool() -> jax.Array:
+    """The pages of one layer, 4 GB."""
+    return random(0, (POOL_TOKENS // PAGE_SIZE, PAGE_SIZE, 2 * KV_HEADS, HEAD_DIM))
+
+
+def read_ceiling() -> float:
+    """Bytes per second at which 2 GiB are summed."""
+    x = jnp.ones(2**30, DTYPE)
+    _, microseconds, _ = timed(jax.jit(lambda x: jnp.sum(x, dtype=jnp.float32)), x)
+    return x.nbytes / microseconds * 1e6
+
+
+def product_ceiling() -> float:
+    """FLOP per second of a product of two matrices of 8192 rows and columns."""
+    x = random(2, (8192, 8192))
+    _, microseconds, _ = timed(jax.jit(jnp.dot), x, x)
+    return 2 * 8192**3 / microseconds * 1e6
+
+
+if __name__ == "__main__":
+    main()
