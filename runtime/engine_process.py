@@ -98,12 +98,10 @@ def _take(core: LoadedCore, channel: Channel, message: Add | Abort | ResetPrefix
 
 def _last_words(error: Exception) -> Failed:
     """Paged's own errors as they are; any other is a bug, and its trace goes to the log."""
-    kind = type(error)
-    if kind.__module__.startswith("paged."):
-        return Failed(f"{kind.__module__}:{kind.__qualname__}", str(error))
+    if type(error).__module__.startswith("paged."):
+        return Failed.of(error)
     logger.exception("The engine process failed")
-    name = f"{EngineDead.__module__}:{EngineDead.__qualname__}"
-    return Failed(name, f"the engine stopped: {kind.__name__}: {error}")
+    return Failed.of(EngineDead(f"the engine stopped: {type(error).__name__}: {error}"))
 
 
 def _load_core(config: EngineConfig) -> LoadedCore:

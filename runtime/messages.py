@@ -31,7 +31,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     cache_salt: str = ""
 
 
-class Candidates(msgspec.Struct, frozen=True):
+class Candidates(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities at one position.
 
     Attributes:
@@ -47,7 +47,7 @@ class Candidates(msgspec.Struct, frozen=True):
     top_logprobs: list[float]
 
 
-class SequenceOutput(msgspec.Struct, frozen=True):
+class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
     """News of one sequence from one step.
 
     Attributes:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
+from paged.runtime.child_process import ChildProcess
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
@@ -35,11 +28,9 @@ from paged.runtime.wire import (
 
 logger = logging.getLogger(__name__)
 
-# Arguments of a Python interpreter; the descriptor of the socket is put behind them.
 _PROGRAM = ("-m", "paged.runtime.engine_process")
-# Seconds: to end a step and give the memory back, and to be gone after hanging up.
+# Seconds to end a step and give the memory back.
 _TIME_TO_CLOSE = 10.0
-_TIME_TO_EXIT = 1.0
 
 
 @dataclass(frozen=True)
@@ -73,16 +64,16 @@ class RemoteCore:
         self._ready: Ready | None = None
         self._answers: list[bool] = []
         self._failure: Failed | None = None
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = _spawn(program, theirs)
-        self._channel = Channel(ours, FromEngine)
+        self._is_closed = False
+        self._process = ChildProcess(program)
+        self._channel = Channel(self._process.connection, FromEngine)
         self.pid = self._process.pid
         logger.info("The engine runs in process %d", self.pid)
         try:
             ready = self._start(config)
         except BaseException:
-            self._kill()
+            self._process.end(0)
+            self._channel.close()
             raise
         self.max_model_len, self.vocab_size = ready.max_model_len, ready.vocab_size
         self.memory, self._stats = ready.memory, ready.stats
@@ -139,13 +130,13 @@ class RemoteCore:
 
     def close(self) -> None:
         """End everything, and wait until the process is gone. Idempotent."""
-        if self._process.returncode is None:
+        if not self._is_closed:
+            self._is_closed = True
             self._channel.close_sending()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_TIME_TO_CLOSE)
-        self._kill()
+            self._process.end(_TIME_TO_CLOSE)
+            self._channel.close()
         self._live.clear()
-        self._failure = self._failure or _death("the engine was closed")
+        self._failure = self._failure or Failed.of(EngineDead("the engine was closed"))
 
     def _start(self, config: EngineConfig) -> Ready:
         level = logging.getLogger("paged").getEffectiveLevel()
@@ -165,7 +156,7 @@ class RemoteCore:
         try:
             messages = self._channel.receive(wait=True)
         except EOFError:
-            self._failure = _death(self._how_it_ended())
+            self._failure = Failed.of(EngineDead(self._process.how_it_ended()))
             return
         for message in messages:
             match message:
@@ -207,49 +198,7 @@ class RemoteCore:
 
     def _check_alive(self) -> None:
         if self._failure is not None:
-            raise _error(self._failure)
-
-    def _how_it_ended(self) -> str:
-        try:
-            status = self._process.wait(_TIME_TO_EXIT)
-        except subprocess.TimeoutExpired:
-            return "the engine process hung up"
-        if status < 0:
-            return f"the engine process was ended by signal {-status} ({signal.strsignal(-status)})"
-        return f"the engine process ended with exit status {status}"
-
-    def _kill(self) -> None:
-        self._process.kill()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_TIME_TO_CLOSE)
-        self._channel.close()
-
-
-def _spawn(program: Sequence[str], connection: socket.socket) -> subprocess.Popen[bytes]:
-    """Start a process that holds the other end of the connection. Never a fork: JAX has threads."""
-    descriptor = connection.fileno()
-    # It finds the modules that this process finds, and none of the current folder's besides.
-    path = os.pathsep.join(str(Path(folder).absolute()) for folder in sys.path)
-    with _signals_blocked():
-        return subprocess.Popen(
-            [sys.executable, "-P", *program, str(descriptor)],
-            env={**os.environ, "PYTHONPATH": path},
-            stdin=subprocess.DEVNULL,
-            pass_fds=[descriptor],
-        )
-
-
-@contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Processes started meanwhile never hear SIGINT and SIGTERM.
-
-    Terminals and supervisors send them to whole groups, but this process alone says when to end.
-    """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            raise self._failure.error()
 
 
 _REQUEST = msgspec.msgpack.Decoder(EngineRequest)
@@ -261,13 +210,3 @@ def _check_types(request: EngineRequest) -> None:
         _REQUEST.decode(msgspec.msgpack.encode(replace(request, prompt_token_ids=[])))
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequest(f"a value of the wrong type or size: {error}") from error
-
-
-def _death(reason: str) -> Failed:
-    return Failed(f"{EngineDead.__module__}:{EngineDead.__qualname__}", reason)
-
-
-def _error(failure: Failed) -> Exception:
-    module, _, name = failure.kind.partition(":")
-    error: Exception = getattr(import_module(module), name)(failure.message)
-    return error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import msgspec
@@ -86,6 +87,17 @@ class Failed(_Message, frozen=True):
 
     kind: str
     message: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Failed:
+        kind = type(error)
+        return cls(f"{kind.__module__}:{kind.__qualname__}", str(error))
+
+    def error(self) -> Exception:
+        """The error made again."""
+        module, _, name = self.kind.partition(":")
+        error: Exception = getattr(import_module(module), name)(self.message)
+        return error
 
 
 ToEngine = Start | Add | Abort | ResetPrefixCache

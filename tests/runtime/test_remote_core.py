@@ -278,14 +278,14 @@ def test_this_process_hears_signals_as_before(core: RemoteCore) -> None:
 def test_it_leaves_with_its_parent(statement: str, call: str, prints: str) -> None:
     script = f"""
 import os, time
-from paged.runtime import remote_core
+from paged.runtime import child_process
 from tests.runtime.remote import fake_remote, make_request
-spawn = remote_core._spawn
+spawn = child_process._spawn
 def spy(*arguments):
     process = spawn(*arguments)
     print(process.pid, flush=True)
     return process
-remote_core._spawn = spy
+child_process._spawn = spy
 core = fake_remote(statement={statement!r})
 {call}
 print("ready", flush=True)

@@ -1,0 +1,82 @@
+"""A Python process at the other end of a socket, from its start to how it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+# Seconds from losing the connection to a process until it must be gone.
+_TIME_TO_EXIT = 1.0
+_TIME_TO_BE_KILLED = 10.0
+
+
+class ChildProcess:
+    """A new interpreter, never a fork: JAX has threads. It shares our standard error.
+
+    Args:
+        program: the interpreter's arguments; the descriptor of a socket is put behind them.
+
+    Attributes:
+        connection: the other end of that socket; the caller closes it.
+    """
+
+    def __init__(self, program: Sequence[str]) -> None:
+        self.connection, theirs = socket.socketpair()
+        with theirs:
+            self._process = _spawn(program, theirs.fileno())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def how_it_ended(self) -> str:
+        """What became of a process that has closed the connection."""
+        status = self._wait(_TIME_TO_EXIT)
+        if status is None:
+            return "the engine process hung up"
+        if status < 0:
+            return f"the engine process was ended by signal {-status} ({signal.strsignal(-status)})"
+        return f"the engine process ended with exit status {status}"
+
+    def end(self, seconds: float) -> None:
+        """Give it some seconds to leave by itself, then kill it. Idempotent."""
+        if self._wait(seconds) is None:
+            self._process.kill()
+            self._wait(_TIME_TO_BE_KILLED)
+
+    def _wait(self, seconds: float) -> int | None:
+        """The exit status, a signal as a negative number; None if it is still there."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
+
+
+def _spawn(program: Sequence[str], descriptor: int) -> subprocess.Popen[bytes]:
+    # It finds the modules that this process finds, and none of the current folder's besides.
+    path = os.pathsep.join(str(Path(folder).absolute()) for folder in sys.path)
+    with _signals_blocked():
+        return subprocess.Popen(
+            [sys.executable, "-P", *program, str(descriptor)],
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            pass_fds=[descriptor],
+        )
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Processes started meanwhile never hear SIGINT and SIGTERM.
+
+    Terminals and supervisors send them to whole groups, but this process alone says when to end.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
