@@ -177,6 +177,11 @@ def param_bytes(specs: Any, dtype: jnp.dtype) -> int:
     return elements * jnp.dtype(dtype).itemsize
 
 
+def param_shapes(specs: Any, dtype: jnp.dtype) -> Any:
+    """The described parameters in `dtype` as shapes alone, to compile and to count bytes with."""
+    return jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, dtype), specs)
+
+
 def param_shardings(specs: Any, mesh: Mesh) -> Any:
     """The pytree of shardings for the described parameters on `mesh`."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +17,8 @@ from paged.attention import default_backend
 from paged.cache import CacheSpec
 from paged.models.config import ModelConfig, resolve_dtype
 from paged.models.loading import ModelSource
-from paged.models.registry import Family, get_family
+from paged.models.registry import get_family
+from paged.models.weights import param_bytes, param_shapes
 from paged.runtime.buckets import Buckets
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
@@ -32,6 +35,8 @@ _GIB = 2**30
 _CPU_KV_MEMORY = _GIB
 # Kernels' workspaces and allocator rounding, which no program reports.
 _DEVICE_RESERVE = _GIB // 2
+# What an engine may use, by default, of a GPU of 70 GiB: from here on it runs 1024 sequences.
+_LARGE_BUDGET = 63 * _GIB
 
 
 @dataclass(frozen=True)
@@ -51,45 +56,24 @@ def claim_device_memory(config: EngineConfig) -> None:
 def prepare(
     config: EngineConfig, source: ModelSource, *, progress: bool
 ) -> tuple[StepRunner, SchedulerConfig, MemoryPlan]:
-    """Load the weights, divide the memory and compile every program.
+    """Divide the memory, load the weights and compile every program.
 
     Raises:
-        ConfigError: the flags do not go together or do not fit the device; nothing is left behind.
+        ConfigError: the flags do not go together or do not fit the device. Nothing is loaded then.
     """
     claim_device_memory(config)
     use_compile_cache(config.compile_cache_dir)
-    device = jax.devices()[0]
-    model, platform = source.config, device.platform
-    family = get_family(model.architecture)
-    limits = step_limits(config, device)
-    dtype = resolve_dtype(config.dtype, model, platform)
-    started = time.perf_counter()
-    params = source.load(dtype, seed=config.seed, progress=progress)
-    jax.block_until_ready(params)
-    logger.info("Loaded %s in %.1f s", source.name, time.perf_counter() - started)
-
-    backend = config.attention_backend
-    shapes = _provisional_shapes(
-        config,
-        family,
-        model,
-        limits,
-        dtype if config.kv_cache_dtype == "auto" else jnp.dtype(config.kv_cache_dtype),
-        default_backend(platform) if backend == "auto" else backend,
-    )
-    shapes, memory = _divide_memory(config, shapes, params, device)
+    shapes, dtype, memory = _divide_memory(config, source.config, jax.devices()[0])
     logger.info("%s", memory.report())
-    limits = _check_limits(config, limits, memory.max_model_len)
-    buckets = Buckets.make(limits.max_num_seqs, limits.max_num_batched_tokens)
-    started = time.perf_counter()
-    runner = StepRunner(replace(shapes, buckets=buckets), params, progress=progress)
-    logger.info(
-        "Compiled %d programs in %.1f s", runner.num_programs, time.perf_counter() - started
-    )
+    with _timed(f"Loaded {source.name}"):
+        params = source.load(dtype, seed=config.seed, progress=progress)
+        jax.block_until_ready(params)
+    with _timed("Compiled the steps"):
+        runner = StepRunner(shapes, params, progress=progress)
     scheduling = SchedulerConfig(
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_model_len=memory.max_model_len,
+        max_num_seqs=shapes.buckets.max_num_seqs,
+        max_num_batched_tokens=shapes.buckets.mixed[-1],
+        max_model_len=shapes.max_model_len,
         policy=config.scheduling_policy,
         enable_chunked_prefill=config.enable_chunked_prefill,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
@@ -97,24 +81,35 @@ def prepare(
     return runner, scheduling, memory
 
 
-def step_limits(config: EngineConfig, device: jax.Device) -> StepLimits:
-    """Flags, or defaults: 32 and 512 on a CPU; 256 (1024 from 70 GiB up) and 8192 on a GPU."""
-    if device.platform == "cpu":
+@contextmanager
+def _timed(what: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    logger.info("%s in %.1f s", what, time.perf_counter() - started)
+
+
+def step_limits(config: EngineConfig, budget: int | None) -> StepLimits:
+    """Flags, or defaults: 32 and 512 on a CPU; 256 (1024 from 70 GiB up) and 8192 on a GPU.
+
+    Args:
+        budget: bytes the engine may use of its device, None on a CPU.
+    """
+    if budget is None:
         seqs, tokens = 32, 512
     else:
-        seqs, tokens = (1024 if device_memory(device) >= 63 * _GIB else 256), 8192
+        seqs, tokens = (1024 if budget >= _LARGE_BUDGET else 256), 8192
     seqs = config.max_num_seqs or seqs
     return StepLimits(seqs, config.max_num_batched_tokens or max(tokens, seqs))
 
 
-def device_memory(device: jax.Device) -> int:
-    """Bytes that JAX may use on a device."""
+def free_memory(device: jax.Device) -> int:
+    """Bytes that JAX may use on a device and that nothing in this process uses yet."""
     stats = device.memory_stats()
     if not stats or "bytes_limit" not in stats:
         raise ConfigError(
             f"{device.device_kind} does not report its memory. Give --kv-cache-memory-bytes."
         )
-    return int(stats["bytes_limit"])
+    return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
 
 
 def _check_limits(config: EngineConfig, limits: StepLimits, max_model_len: int) -> StepLimits:
@@ -134,67 +129,72 @@ def _check_limits(config: EngineConfig, limits: StepLimits, max_model_len: int) 
     return replace(limits, max_num_batched_tokens=min(tokens, seqs * max_model_len))
 
 
-def _provisional_shapes(
-    config: EngineConfig,
-    family: Family,
-    model: ModelConfig,
-    limits: StepLimits,
-    kv_dtype: jnp.dtype,
-    backend: str,
-) -> StepShapes:
-    """Shapes with the number of pages still open: one sequence's worth."""
-    wanted = config.max_model_len
-    length = model.context_length if wanted in (None, -1) else wanted
-    pages = -(-length // config.block_size) + 1
-    cache = CacheSpec(
-        num_layers=model.num_layers,
-        num_pages=pages,
-        page_size=config.block_size,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        dtype=kv_dtype,
-    )
-    buckets = Buckets.make(limits.max_num_seqs, limits.max_num_batched_tokens)
-    return StepShapes(family, model, cache, buckets, length, backend)
-
-
 def _divide_memory(
-    config: EngineConfig, shapes: StepShapes, params: Any, device: jax.Device
-) -> tuple[StepShapes, MemoryPlan]:
-    """Give what weights, state and steps leave to pages, and settle the longest sequence."""
-    cache = shapes.cache
-    weights = _num_bytes(params)
+    config: EngineConfig, model: ModelConfig, device: jax.Device
+) -> tuple[StepShapes, jnp.dtype, MemoryPlan]:
+    """Give what weights, state and steps leave to pages, and settle every shape."""
+    budget = None if device.platform == "cpu" else free_memory(device)
+    dtype = resolve_dtype(config.dtype, model, device.platform)
+    shapes = _shapes_of_one_sequence(config, model, device.platform, dtype)
+    specs = shapes.family.specs(model)
+    weights = param_bytes(specs, dtype)
+    limits = _check_limits(config, step_limits(config, budget), shapes.max_model_len)
+    buckets = Buckets.make(limits.max_num_seqs, limits.max_num_batched_tokens)
+    shapes = replace(shapes, buckets=buckets)
     state = _num_bytes(jax.eval_shape(lambda: (shapes.slot_state(), shapes.sampler_state())))
-    budget, steps = None, 0
-    if config.kv_cache_memory_bytes is not None:
-        kv_bytes = config.kv_cache_memory_bytes
-    elif device.platform == "cpu":
-        kv_bytes = _CPU_KV_MEMORY
+    steps = 0
+    if budget is None or config.kv_cache_memory_bytes is not None:
+        kv_bytes = config.kv_cache_memory_bytes or _CPU_KV_MEMORY
     else:
-        budget = device_memory(device)
-        steps = step_memory(shapes, params) + _DEVICE_RESERVE
+        steps = step_memory(shapes, param_shapes(specs, dtype)) + _DEVICE_RESERVE
         kv_bytes = page_memory(budget, weights, state, steps)
-    num_pages = kv_bytes // cache.bytes_per_page
+    num_pages = kv_bytes // shapes.cache.bytes_per_page
     length = fit_model_len(
         config.max_model_len,
-        shapes.model.context_length,
+        model.context_length,
         num_pages=num_pages,
-        page_size=cache.page_size,
+        page_size=config.block_size,
         kv_bytes=kv_bytes,
-        bytes_per_page=cache.bytes_per_page,
+        bytes_per_page=shapes.cache.bytes_per_page,
     )
     memory = MemoryPlan(
         budget=budget,
         weights=weights,
         state=state,
         steps=steps,
-        bytes_per_page=cache.bytes_per_page,
-        page_size=cache.page_size,
+        bytes_per_page=shapes.cache.bytes_per_page,
+        page_size=config.block_size,
         num_pages=num_pages,
         max_model_len=length,
     )
-    cache = replace(cache, num_pages=num_pages)
-    return replace(shapes, cache=cache, max_model_len=length), memory
+    cache = replace(shapes.cache, num_pages=num_pages)
+    return replace(shapes, cache=cache, max_model_len=length), dtype, memory
+
+
+def _shapes_of_one_sequence(
+    config: EngineConfig, model: ModelConfig, platform: str, dtype: jnp.dtype
+) -> StepShapes:
+    """Shapes with the number of pages still open: the longest sequence's worth, alone."""
+    wanted = config.max_model_len
+    length = model.context_length if wanted in (None, -1) else wanted
+    kv_dtype = dtype if config.kv_cache_dtype == "auto" else jnp.dtype(config.kv_cache_dtype)
+    cache = CacheSpec(
+        num_layers=model.num_layers,
+        num_pages=-(-length // config.block_size) + 1,
+        page_size=config.block_size,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=kv_dtype,
+    )
+    backend = config.attention_backend
+    return StepShapes(
+        family=get_family(model.architecture),
+        model=model,
+        cache=cache,
+        buckets=Buckets.make(1, 1),
+        max_model_len=length,
+        backend=default_backend(platform) if backend == "auto" else backend,
+    )
 
 
 def _num_bytes(tree: Any) -> int:

@@ -13,7 +13,14 @@ from paged.models.config import ModelConfig
 from paged.models.layers import qkv_projection, split_qkv
 from paged.models.loading.dummy import random_params
 from paged.models.registry import get_family
-from paged.models.weights import Dense, Embedding, fused_linear, param_bytes, param_shardings
+from paged.models.weights import (
+    Dense,
+    Embedding,
+    fused_linear,
+    param_bytes,
+    param_shapes,
+    param_shardings,
+)
 
 F32 = jnp.dtype(jnp.float32)
 CONFIG = ModelConfig(
@@ -82,6 +89,7 @@ def test_memory_estimate_is_what_random_weights_take():
     dtype = jnp.dtype(jnp.bfloat16)
     params = random_params(specs(), dtype)
     assert param_bytes(specs(), dtype) == sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    assert param_shapes(specs(), dtype) == jax.eval_shape(lambda: params)
 
 
 def test_random_weights_depend_on_the_seed_and_nothing_else():
