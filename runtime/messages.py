@@ -1,8 +1,8 @@
 """What passes between the front (text, HTTP) and the engine core (tokens, device).
 
 The front tokenises, detokenises and applies stop strings; the core knows token ids alone. Both
-sides may live in one process or in two: these records are plain msgspec structs, and those that come
-by the hundred travel without the names of their fields.
+sides may live in one process or in two: these records are plain msgspec structs, and those that
+come by the hundred travel without the names of their fields.
 """
 
 from __future__ import annotations
