@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.stages import Compiled
-from tqdm import tqdm
 
 from paged.cache import PagedKVCache, copy_pages
+from paged.models.loading.progress import progress
 from paged.runtime.batch import SAMPLING_FIELDS
 from paged.runtime.buckets import Bucket
 from paged.runtime.sampler import SamplingMode, load_history, load_rules
@@ -39,15 +39,16 @@ class Programs:
     Asking for one that was not compiled is a KeyError: nothing is ever compiled while serving.
     """
 
-    def __init__(self, shapes: StepShapes, params: Any, *, progress: bool) -> None:
-        """Compile everything, in parallel threads, with a progress bar if asked for."""
+    def __init__(self, shapes: StepShapes, params: Any, *, show_progress: bool) -> None:
+        """Compile everything, in parallel threads; tell how it gets on if asked to."""
         self._compiled: dict[Key, Compiled] = {}
         jobs = dict(_jobs(shapes, abstract(params)))
         with ThreadPoolExecutor(max(2, os.cpu_count() or 2)) as threads:
             futures = {threads.submit(_compile, *job): key for key, job in jobs.items()}
-            bar = tqdm(as_completed(futures), "Compiling", len(futures), disable=not progress)
-            for done in bar:
-                self._compiled[futures[done]] = done.result()
+            with progress(len(futures), "Compiling", "program", show=show_progress) as advance:
+                for done in as_completed(futures):
+                    self._compiled[futures[done]] = done.result()
+                    advance(1)
 
     def __getitem__(self, key: Key) -> Compiled:
         return self._compiled[key]

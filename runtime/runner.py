@@ -113,7 +113,7 @@ class StepRunner:
         """Compile every program, then take the memory of pages and slots."""
         self.shapes = shapes
         self._params = params
-        self._programs = Programs(shapes, params, progress=progress)
+        self._programs = Programs(shapes, params, show_progress=progress)
         self._cache = PagedKVCache.zeros(shapes.cache)
         self._slots = shapes.slot_state()
         self._sampler = shapes.sampler_state()

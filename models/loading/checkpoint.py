@@ -89,7 +89,7 @@ def load_params(
     """
     check_tensors(specs, checkpoint)
     trees = (specs,) if sharding is None else (specs, sharding)
-    with progress(param_bytes(specs, dtype), "Loading weights", show=show_progress) as advance:
+    with progress(param_bytes(specs, dtype), "Loading weights", "B", show=show_progress) as advance:
 
         def load(spec: ParamSpec, target: Any = None) -> jax.Array:
             tensors = [checkpoint.read(part.name) for part in spec.parts]

@@ -1,4 +1,4 @@
-"""Telling how a long load gets on: a bar on a terminal, log lines elsewhere."""
+"""Telling how a long start gets on: a bar for who watches, log lines for who reads them later."""
 
 from __future__ import annotations
 
@@ -7,42 +7,52 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 from tqdm import tqdm
 
 logger = logging.getLogger(__name__)
 
+Unit = Literal["B", "program"]
+
 _SECONDS_BETWEEN_LINES = 5.0
 
 
 @contextmanager
-def progress(total: int, label: str, *, show: bool) -> Iterator[Callable[[int], None]]:
-    """Report on a load of `total` bytes; the context is called with the bytes of each piece."""
+def progress(
+    total: int, label: str, unit: Unit, *, show: bool
+) -> Iterator[Callable[[int], object]]:
+    """Report on work of `total` units; the context is called with the size of each piece done."""
     if not show:
         yield lambda _: None
-    elif sys.stderr.isatty():
-        with tqdm(total=total, desc=label, unit="B", unit_scale=True) as bar:
+    elif _is_watched():
+        with tqdm(total=total, desc=label, unit=unit, unit_scale=unit == "B") as bar:
             yield bar.update
     else:
-        lines = _Lines(total, label)
-        yield lines.advance
-        lines.finish()
+        yield _Lines(total, label, unit).advance
+
+
+def _is_watched() -> bool:
+    """A notebook draws bars too, but its standard error is no terminal."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
 class _Lines:
-    """A log line now and then, and one at the end."""
+    """A log line now and then; whoever asked for the work tells of its end."""
 
-    def __init__(self, total: int, label: str) -> None:
-        self._total, self._label, self._done = total, label, 0
-        self._start = self._reported = time.monotonic()
+    def __init__(self, total: int, label: str, unit: Unit) -> None:
+        self._total, self._label, self._unit = total, label, unit
+        self._done = 0
+        self._reported = time.monotonic()
 
     def advance(self, size: int) -> None:
         self._done += size
         now = time.monotonic()
         if now - self._reported >= _SECONDS_BETWEEN_LINES:
             self._reported = now
-            logger.info("%s: %.1f of %.1f GB", self._label, self._done / 1e9, self._total / 1e9)
+            logger.info("%s: %s", self._label, self._amount())
 
-    def finish(self) -> None:
-        seconds = time.monotonic() - self._start
-        logger.info("%s: %.2f GB in %.1f s", self._label, self._done / 1e9, seconds)
+    def _amount(self) -> str:
+        if self._unit == "B":
+            return f"{self._done / 1e9:.1f} of {self._total / 1e9:.1f} GB"
+        return f"{self._done} of {self._total}"

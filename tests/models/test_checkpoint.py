@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import jax
@@ -82,10 +81,3 @@ def test_tensors_are_cast_and_copied():
     expected = norm.copy()
     norm[:] = 0
     np.testing.assert_array_equal(kept, expected)
-
-
-def test_loading_is_logged_where_there_is_no_terminal(caplog):
-    specs, checkpoint = checkpoint_of("llama")
-    with caplog.at_level(logging.INFO, logger="paged"):
-        load_params(specs, checkpoint, F32)
-    assert "Loading weights: 0.00 GB in" in caplog.text

@@ -47,7 +47,7 @@ def shapes() -> StepShapes:
 @pytest.fixture(scope="module")
 def programs(shapes: StepShapes) -> Programs:
     params = random_params(shapes.family.specs(MODEL), jnp.dtype(jnp.float32))
-    return Programs(shapes, params, progress=False)
+    return Programs(shapes, params, show_progress=False)
 
 
 def keys(shapes: StepShapes) -> list[Key]:
