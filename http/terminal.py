@@ -7,7 +7,7 @@ import asyncio
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import asdict, replace
 
 from paged.http.engine import ChatMessage, Engine, Tokenizer
@@ -25,6 +25,7 @@ Write = Callable[[str], object]
 # A model that was not taught to stop would fill its whole context.
 _MAX_TOKENS = 256
 _FAREWELLS = ("exit", "quit")
+_GREETING = 'Ctrl-C cuts an answer short; Ctrl-D or "exit" ends the conversation.\n'
 
 
 def generate(args: argparse.Namespace) -> int:
@@ -37,7 +38,11 @@ def generate(args: argparse.Namespace) -> int:
 
 def chat(args: argparse.Namespace) -> int:
     """Talk until Ctrl-D or "exit"; Ctrl-C cuts an answer short."""
+    with suppress(ImportError):  # not part of every Python
+        import readline  # noqa: F401  gives `input` its arrow keys and history
     with _engine(args) as engine:
+        if sys.stdin.isatty():
+            _write(_GREETING)
         converse(engine, read_flags(SamplingOptions, args), args.system_prompt, input, _write)
     return 0
 
@@ -65,7 +70,7 @@ def converse(
     if system_prompt:
         messages.append({"role": "system", "content": system_prompt})
     with asyncio.Runner() as runner:
-        for line in _lines(read):
+        for line in _lines(read, write):
             asked = [*messages, {"role": "user", "content": line}]
             text = tokenizer.apply_chat_template(asked)
             token_ids = tokenizer.encode(text, add_special_tokens=False)
@@ -81,11 +86,12 @@ def converse(
             messages = [*asked, {"role": "assistant", "content": "".join(answer)}]
 
 
-def _lines(read: Read) -> Iterator[str]:
+def _lines(read: Read, write: Write) -> Iterator[str]:
     while True:
         try:
             line = read("> ").strip()
         except (EOFError, KeyboardInterrupt):
+            write("\n")  # after the prompt, which nothing was typed behind
             return
         if line in _FAREWELLS:
             return

@@ -69,7 +69,7 @@ def test_text_needs_a_tokenizer(engine: FakeEngine) -> None:
 def test_a_conversation_remembers(engine: FakeEngine) -> None:
     written: list[str] = []
     converse(engine, OPTIONS, "Be", reader("a", "", " b "), written.append)
-    assert "".join(written) == "Hello!\nHello!\n"
+    assert "".join(written) == "Hello!\nHello!\n\n"
     assert engine.seen[0].text == "system:Be|user:a|assistant:"
     assert engine.seen[1].text == "system:Be|user:a|assistant:Hello!|user:b|assistant:"
     assert engine.seen[0].params.max_tokens is None
@@ -81,6 +81,25 @@ def test_a_conversation_ends(engine: FakeEngine, farewell: Any) -> None:
     assert engine.seen == []
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stdin", [Terminal, io.StringIO])
+def test_who_types_is_told_how_to_leave(
+    run: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    stdin: type[io.StringIO],
+) -> None:
+    monkeypatch.setattr("sys.stdin", stdin("hello\n"))
+    assert run("chat") == 0
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert ("Ctrl-D" in first) == (stdin is Terminal)
+    assert last.endswith("> ")  # and a newline, for the shell
+
+
 def test_ctrl_c_cuts_an_answer_short(engine: FakeEngine) -> None:
     written: list[str] = []
 
@@ -90,7 +109,7 @@ def test_ctrl_c_cuts_an_answer_short(engine: FakeEngine) -> None:
             raise KeyboardInterrupt
 
     converse(engine, OPTIONS, None, reader("a", "b"), write)
-    assert "".join(written) == "He ...\nHello!\n"
+    assert "".join(written) == "He ...\nHello!\n\n"
     assert len(engine.aborted) == 1
     assert engine.seen[1].text == "user:a|assistant:He|user:b|assistant:"
 
