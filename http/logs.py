@@ -10,6 +10,12 @@ from paged.runtime.logs import log_to_stderr
 def configure_logging(level: str) -> None:
     """Log our own and the HTTP server's lines from `level` up, and others' warnings."""
     log_to_stderr(level.upper(), "paged", "uvicorn")
+    # uvicorn tells of start and stop, which we do too, under a name that looks like trouble.
+    logging.getLogger("uvicorn.error").addFilter(_is_no_chatter)
+
+
+def _is_no_chatter(record: logging.LogRecord) -> bool:
+    return record.levelno != logging.INFO
 
 
 def leave_out(paths: str) -> None:
