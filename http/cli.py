@@ -51,7 +51,8 @@ class _Parser(argparse.ArgumentParser):
         if values:
             # What the namespace holds already is overridden by the command line.
             namespace, unknown = super().parse_known_args(values, namespace)
-            self._refuse(unknown)
+            # A file holds flags alone, but one with a space in it reads as an argument.
+            self._refuse([*unknown, *filter(None, [namespace.model_argument])])
         namespace, unknown = super().parse_known_args(args, namespace)
         self._refuse(unknown)
         return namespace, unknown

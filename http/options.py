@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from paged.runtime.errors import ConfigError
 from paged.runtime.flags import option
+
+_LONGEST_SHUTDOWN = 24 * 60 * 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,18 @@ class ServeOptions:
     disable_access_log_for_endpoints: str | None = option(
         None, "Paths that the log of HTTP requests leaves out, as /health,/metrics."
     )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.shutdown_timeout <= _LONGEST_SHUTDOWN:
+            raise ConfigError(
+                f"--shutdown-timeout must be between 0 and {_LONGEST_SHUTDOWN} seconds, "
+                f"got {self.shutdown_timeout}"
+            )
+        if self.max_body_size < 1:
+            raise ConfigError(f"--max-body-size must be at least 1, got {self.max_body_size}")
+        for name in ("served_model_name", "api_key"):
+            if "" in getattr(self, name):
+                raise ConfigError(f"--{name.replace('_', '-')} must not be empty")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import jax
 
+from paged.runtime.errors import ConfigError
+
 _EVENT = "/jax/core/compile/backend_compile_duration"
 _count = 0
 
@@ -25,11 +27,18 @@ def num_compiles() -> int:
 
 
 def use_compile_cache(folder: str | None) -> None:
-    """Keep compiled programs on disk; None is ~/.cache/paged/jit, "" keeps none."""
+    """Keep compiled programs on disk; None is ~/.cache/paged/jit, "" keeps none.
+
+    Raises:
+        ConfigError: there can be no such folder.
+    """
     if folder == "":
         return
     path = Path(folder).expanduser() if folder else Path.home() / ".cache" / "paged" / "jit"
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--compile-cache-dir {path}: {error.strerror}") from error
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -12,6 +12,7 @@ from paged.runtime.flags import option, size_or_auto
 
 PAGE_SIZES = (8, 16, 32, 64, 128)
 MAX_LOGPROBS = 20
+_COUNTS = {"kv_cache_memory_bytes": 2**63, "max_num_seqs": 2**20, "max_num_batched_tokens": 2**24}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +101,13 @@ class EngineConfig:
             raise ConfigError(
                 f"--max-model-len must be at least 2, or -1, got {self.max_model_len}"
             )
-        for name in ("kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens"):
+        for name, limit in _COUNTS.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+            if value is not None and not 1 <= value < limit:
+                allowed = f"at least 1 and below {limit}"
+                raise ConfigError(f"--{name.replace('_', '-')} must be {allowed}, got {value}")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ConfigError(f"--seed must be a 64-bit integer, got {self.seed}")
         if self.long_prefill_token_threshold < 0:
             raise ConfigError(
                 "--long-prefill-token-threshold must be at least 0, "

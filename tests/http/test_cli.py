@@ -179,6 +179,33 @@ def test_a_mistake_in_a_file_is_one_of_the_command_line(tmp_path: Path, capsys: 
     assert "did you mean --max-num-seqs?" in complaint(capsys, "serve", "--config", str(path))
 
 
+@pytest.mark.parametrize("content", ["a: {b: c d}\n", "port: [1, 2]\n", "x y: z\n"])
+def test_a_file_holds_nothing_but_flags(tmp_path: Path, capsys: Capture, content: str) -> None:
+    path = tmp_path / "flags.yaml"
+    path.write_text(content)
+    assert "unknown" in complaint(capsys, "serve", "--config", str(path))
+
+
+@pytest.mark.parametrize(
+    ("flag", "values"),
+    [
+        ("--shutdown-timeout", ["-1", "nan", "inf", "1e9"]),
+        ("--max-body-size", ["0", "-1"]),
+        ("--served-model-name", [""]),
+        ("--api-key", [""]),
+        ("--seed", [str(2**63), str(-(2**63) - 1)]),
+        ("--max-num-seqs", ["0", str(10**30)]),
+        ("--max-num-batched-tokens", ["0", str(10**30)]),
+        ("--kv-cache-memory-bytes", ["0", str(10**30)]),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(flag: str, values: list[str]) -> None:
+    for value in values:
+        args = parse(["serve", f"{flag}={value}"])
+        with pytest.raises(ConfigError, match=flag):
+            (read_flags(ServeOptions, args), read_flags(EngineConfig, args))
+
+
 @pytest.mark.parametrize(
     ("error", "status"), [(ConfigError("too small"), 2), (EngineDead("lost"), 1)]
 )

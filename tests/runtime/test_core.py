@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -342,6 +343,12 @@ def test_flags_that_do_not_fit_say_what_would(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         make_core(source, compile_cache, **flags)
+
+
+def test_a_folder_that_cannot_be_made_is_named(source: ModelSource, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"--compile-cache-dir .*file/jit"):
+        make_core(source, str(tmp_path / "file" / "jit"))
 
 
 def test_the_longest_length_that_fits(source: ModelSource, compile_cache: str) -> None:
