@@ -48,7 +48,7 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Raise ApiError (404) for a name that is not served; none at all means the only model."""
         if name and name not in self.model_names:
-            message = f"The model `{name[:100]}` does not exist"
+            message = f"The model `{name[:100]}` does not exist; this is `{self.model_name}`"
             raise ApiError(404, message, "NotFoundError", "model")
 
 

@@ -44,14 +44,16 @@ class MemoryPlan:
     def report(self) -> str:
         """Some lines for the start-up log."""
         pages = self.num_pages * self.bytes_per_page
-        lines = ["Memory:"]
-        if self.budget is not None:
-            lines.append(f"  budget         {_gib(self.budget)}")
-        lines += [
-            f"  weights        {_gib(self.weights)}",
-            f"  slot state     {_gib(self.state)}",
-            f"  step memory    {_gib(self.steps)}",
-            f"  KV pages       {_gib(pages)}  ({self.num_pages} of {self.page_size} tokens)",
+        shares = {
+            "budget": self.budget,
+            "weights": self.weights,
+            "slot state": self.state,
+            "step memory": self.steps,  # not worked out without a budget
+        }
+        lines = [
+            "Memory:",
+            *(f"  {name:14} {_size(share)}" for name, share in shares.items() if share),
+            f"  {'KV pages':14} {_size(pages)}  ({self.num_pages} of {self.page_size} tokens)",
             f"GPU KV cache size: {self.num_tokens:,} tokens"
             if self.budget is not None
             else f"KV cache size: {self.num_tokens:,} tokens",
@@ -70,9 +72,10 @@ def page_memory(budget: int, weights: int, state: int, steps: int) -> int:
     left = budget - weights - state - steps
     if left <= 0:
         raise ConfigError(
-            f"No memory is left for KV pages: weights {_gib(weights)}, slot state {_gib(state)} "
-            f"and step memory {_gib(steps)} exceed the budget of {_gib(budget)} by {_gib(-left)}. "
-            "Raise --gpu-memory-utilization, or lower --max-num-seqs or --max-num-batched-tokens."
+            f"No memory is left for KV pages: weights {_size(weights)}, slot state {_size(state)} "
+            f"and step memory {_size(steps)} exceed the budget of {_size(budget)} by "
+            f"{_size(-left)}. Raise --gpu-memory-utilization, or lower --max-num-seqs or "
+            "--max-num-batched-tokens."
         )
     return left
 
@@ -110,13 +113,15 @@ def fit_model_len(
         needed = (-(-length // page_size) + 1) * bytes_per_page
         raise ConfigError(
             f"The model's max seq len ({length}) is larger than the maximum number of tokens that "
-            f"can be stored in KV cache ({max(fits, 0)}): one such sequence needs {_gib(needed)}, "
-            f"and {_gib(kv_bytes)} is there. Use --max-model-len {max(fits, 0)} or less, or give "
+            f"can be stored in KV cache ({max(fits, 0)}): one such sequence needs {_size(needed)}, "
+            f"and {_size(kv_bytes)} is there. Use --max-model-len {max(fits, 0)} or less, or give "
             "more memory with --gpu-memory-utilization or --kv-cache-memory-bytes "
             f"{-(-needed // 2**20)}m."
         )
     return length
 
 
-def _gib(num_bytes: int) -> str:
+def _size(num_bytes: int) -> str:
+    if num_bytes < _GIB:
+        return f"{num_bytes / 2**20:.1f} MiB"
     return f"{num_bytes / _GIB:.2f} GiB"

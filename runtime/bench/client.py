@@ -181,6 +181,8 @@ async def first_model(http: HttpClient) -> str:
         OSError: it cannot be reached.
     """
     response = await http.get("/v1/models")
+    if response.status == 401:
+        raise ConfigError("The server asks for a key: put the right one into OPENAI_API_KEY")
     if response.status != 200:
         raise ConfigError(
             f"/v1/models answers with HTTP {response.status} ({error_message(response)}): "

@@ -63,9 +63,9 @@ class LatencyReport:
 
     def lines(self) -> Iterator[str]:
         yield f"Start-up: {self.start_seconds:.2f} s"
-        yield f"Avg latency: {self.mean} seconds"
+        yield f"Avg latency: {self.mean:.4f} seconds"
         for percentile, seconds in self.percentiles.items():
-            yield f"{percentile}% percentile latency: {seconds} seconds"
+            yield f"{percentile}% percentile latency: {seconds:.4f} seconds"
         yield f"Decode step: {self.decode_step_ms:.3f} ms (median)"
         yield from self.engine.lines()
 

@@ -60,7 +60,8 @@ class FakeServer:
         length = int(head.lower().split("content-length: ")[1].split()[0])
         body = await reader.readexactly(length)
         if head.startswith("GET /v1/models "):
-            await whole(writer, 200, {"data": [{"id": "tiny-model"}]})
+            status = 401 if self.trouble == "wants a key" else 200
+            await whole(writer, status, {"data": [{"id": "tiny-model"}]})
             return True
         self.bodies.append(json.loads(body))
         self.in_flight += 1
@@ -292,6 +293,12 @@ def test_one_failure_does_not_stop_the_others(server: FakeServer, tmp_path: Path
     status, result = bench(server, tmp_path)
     assert (status, result["completed"], result["failed"]) == (1, 5, 1)
     assert result["failures_by_cause"] == {"HTTP 500: out of pages": 1}
+
+
+@pytest.mark.parametrize("server", ["wants a key"], indirect=True)
+def test_a_server_may_want_a_key(server: FakeServer, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
+        bench(server, tmp_path)
 
 
 @pytest.mark.parametrize("server", ["refuses"], indirect=True)

@@ -72,3 +72,25 @@ def test_the_report_says_how_much_fits() -> None:
     assert plan.num_tokens == 640_000
     assert "GPU KV cache size: 640,000 tokens" in plan.report()
     assert "Maximum concurrency for 8,192 tokens per request: 78.12x" in plan.report()
+    assert "  budget         100.00 GiB\n  weights        15.00 GiB\n" in plan.report()
+
+
+def test_the_report_is_silent_on_what_is_not_known() -> None:
+    plan = MemoryPlan(
+        budget=None,
+        weights=2 * GIB,
+        state=3 * 2**20,
+        steps=0,
+        bytes_per_page=2**20,
+        page_size=16,
+        num_pages=64,
+        max_model_len=1008,
+    )
+    assert plan.report().splitlines() == [
+        "Memory:",
+        "  weights        2.00 GiB",
+        "  slot state     3.0 MiB",
+        "  KV pages       64.0 MiB  (64 of 16 tokens)",
+        "KV cache size: 1,008 tokens",
+        "Maximum concurrency for 1,008 tokens per request: 1.00x",
+    ]
