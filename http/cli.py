@@ -123,8 +123,8 @@ class _Command:
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """The model, as an argument or a flag, and every other field of `EngineConfig`."""
     parser.usage = "%(prog)s [MODEL] [flags]"
-    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="same as --model")
-    parser.add_argument(_CONFIG_FLAG, metavar="FILE", help="YAML file with more flags")
+    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="Same as --model.")
+    parser.add_argument(_CONFIG_FLAG, metavar="FILE", help="YAML file with more flags.")
     add_flags(parser, EngineConfig, "engine")
 
 
@@ -136,13 +136,15 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompt", nargs="+", metavar="TEXT", help="default: standard input")
+    parser.add_argument(
+        "--prompt", nargs="+", metavar="TEXT", help="Texts to continue; default standard input."
+    )
     add_flags(parser, SamplingOptions, "sampling")
     add_engine_flags(parser)
 
 
 def _add_chat(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--system-prompt", metavar="TEXT", help="what the model is told first")
+    parser.add_argument("--system-prompt", metavar="TEXT", help="What the model is told first.")
     add_flags(parser, SamplingOptions, "sampling")
     add_engine_flags(parser)
 
@@ -163,8 +165,12 @@ _COMMANDS = {
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments of the command that `argv` begins with; exits with a line for a mistake."""
-    argv = [_with_dashes(arg) for arg in argv]
-    parser = _Parser(prog="paged", description="LLM inference and serving over a paged KV cache.")
+    argv = [_with_dashes(arg) for arg in argv] or ["--help"]
+    parser = _Parser(
+        prog="paged",
+        description="LLM inference and serving over a paged KV cache.",
+        epilog="`paged COMMAND --help` tells all about a command.",
+    )
     parser.add_argument("--version", action="version", version=f"paged {paged.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in _COMMANDS.items():
@@ -190,6 +196,8 @@ def _only_model(args: argparse.Namespace, argv: Sequence[str]) -> str | None:
     if len(named) + (args.model_argument is not None) > 1:
         raise ConfigError("One server serves one model; start another on a --port of its own")
     model: str | None = args.model_argument or args.model
+    if model and " " in model and args.command == "generate" and not Path(model).exists():
+        raise ConfigError(f"{model!r} stands where a model may: put a text behind --prompt")
     return model
 
 

@@ -112,6 +112,19 @@ def test_the_model_is_an_argument_or_a_flag() -> None:
             engine_config(*argv)
 
 
+def test_a_text_is_no_model() -> None:
+    with pytest.raises(ConfigError, match="--prompt"):
+        parse(["generate", "Once upon a time"])
+    assert parse(["generate", "org/name", "--prompt", "Once upon a time"]).model == "org/name"
+
+
+def test_no_command_shows_what_there_is(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse([])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: paged [-h] [--version] COMMAND")
+
+
 def test_flags_with_several_values() -> None:
     argv = ["serve", "--served-model-name", "a", "b", "--api-key", "k"]
     options = read_flags(ServeOptions, parse(argv))
