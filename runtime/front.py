@@ -276,6 +276,8 @@ def _check_salt(cache_salt: Any) -> None:
 
 def _integers(values: Any) -> list[int]:
     try:
+        if isinstance(values, bytes | bytearray):  # text that nobody decoded
+            raise TypeError
         return [index(value) for value in values]
     except TypeError:
         raise InvalidRequest(

@@ -51,7 +51,8 @@ def test_empty_prompts_are_refused(prompt):
 
 
 @pytest.mark.parametrize(
-    "prompt", [5, None, [1.5], ["a"], {}, {"text": "a"}, {"prompt": 3}, {"prompt": "a", "x": 1}]
+    "prompt",
+    [5, None, [1.5], ["a"], b"ab", {}, {"text": "a"}, {"prompt": 3}, {"prompt": "a", "x": 1}],
 )
 def test_other_things_are_no_prompts(prompt):
     message, param = error(prompt)
