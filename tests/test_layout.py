@@ -71,16 +71,34 @@ def test_constraints_hold_exact_versions_and_no_address() -> None:
     assert [line for line in pins if "==" not in line or "/" in line or "@" in line] == []
 
 
-@pytest.mark.slow
-def test_wheel_holds_every_module(tmp_path: Path) -> None:
-    """Built by way of the source archive, as a release is."""
-    source = tmp_path / "source"
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A copy of what is packed, in a folder named as a clone is."""
+    source = tmp_path / "paged"
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     for name in FOLDERS:
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
+    return source
+
+
+def test_a_clone_is_imported_from_its_parent_folder_too(source: Path, tmp_path: Path) -> None:
+    """There `paged` is the clone itself, without an `__init__.py`, as well as the package in it."""
+    build = "import setuptools.build_meta; setuptools.build_meta.build_editable('..')"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
+    code = "import site; site.addsitedir('installed'); import paged; print(paged.__file__)"
+    isolated = [sys.executable, "-S", "-c", code]
+    done = subprocess.run(isolated, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert Path(done.stdout.strip()) == source / "paged/__init__.py"
+
+
+@pytest.mark.slow
+def test_wheel_holds_every_module(source: Path, tmp_path: Path) -> None:
+    """Built by way of the source archive, as a release is."""
     build = [sys.executable, "-m", "build", "--no-isolation", f"--outdir={tmp_path}", str(source)]
     done = subprocess.run(build, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
