@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, cast
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from paged.models.chat_template import Message, Tool
 from paged.models.tokenizer import Tokenizer
