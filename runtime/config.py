@@ -75,8 +75,8 @@ class EngineConfig:
     max_logprobs: int = option(
         MAX_LOGPROBS, f"Most log-probabilities a request may ask for, up to {MAX_LOGPROBS}."
     )
-    attention_backend: Literal["auto", "xla", "triton"] = option(
-        "auto", "Attention over pages; auto is triton on GPU and xla elsewhere."
+    attention_backend: Literal["auto", "xla", "triton", "mosaic"] = option(
+        "auto", "Attention over pages; auto is mosaic on Hopper, triton on other GPUs, else xla."
     )
     compile_cache_dir: str | None = option(
         None, "Folder of the persistent compilation cache; default ~/.cache/paged/jit, '' for none."

@@ -135,7 +135,7 @@ def _divide_memory(
     """Give what weights, state and steps leave to pages, and settle every shape."""
     budget = None if device.platform == "cpu" else free_memory(device)
     dtype = resolve_dtype(config.dtype, model, device.platform)
-    shapes = _shapes_of_one_sequence(config, model, device.platform, dtype)
+    shapes = _shapes_of_one_sequence(config, model, device, dtype)
     specs = shapes.family.specs(model)
     weights = param_bytes(specs, dtype)
     limits = _check_limits(config, step_limits(config, budget), shapes.max_model_len)
@@ -172,7 +172,7 @@ def _divide_memory(
 
 
 def _shapes_of_one_sequence(
-    config: EngineConfig, model: ModelConfig, platform: str, dtype: jnp.dtype
+    config: EngineConfig, model: ModelConfig, device: jax.Device, dtype: jnp.dtype
 ) -> StepShapes:
     """Shapes with the number of pages still open: the longest sequence's worth, alone."""
     wanted = config.max_model_len
@@ -193,7 +193,7 @@ def _shapes_of_one_sequence(
         cache=cache,
         buckets=Buckets.make(1, 1),
         max_model_len=length,
-        backend=default_backend(platform) if backend == "auto" else backend,
+        backend=default_backend(device) if backend == "auto" else backend,
     )
 
 

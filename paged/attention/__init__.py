@@ -104,9 +104,12 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
 }
 
 
-def default_backend(platform: str) -> str:
-    """The backend for a JAX platform name ("cpu", "gpu", …)."""
-    return "triton" if platform in ("gpu", "cuda") else "xla"
+def default_backend(device: jax.Device) -> str:
+    """The fastest backend for a device: Mosaic prefill on Hopper, Triton on other NVIDIA GPUs."""
+    if device.platform not in ("gpu", "cuda"):
+        return "xla"
+    hopper = str(getattr(device, "compute_capability", "")) == "9.0"
+    return "mosaic" if hopper else "triton"
 
 
 def paged_attention(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paged.attention import AttentionMetadata, attention_metadata
+from paged.attention import BACKENDS, AttentionMetadata, attention_metadata, default_backend
 from paged.attention.triton.decode import _work_list
 from paged.cache import DROPPED
 from tests.paged.ragged import Row
@@ -128,3 +131,15 @@ def test_decode_work_is_shared_out_by_length() -> None:
     lengths = jnp.asarray([16 * 1024, 10, 10, 10], jnp.int32)
     uneven = work_list(lengths, None, MAX_PARTS, SPAN)
     assert uneven.parts.tolist() == [16, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "backend"),
+    [("cpu", None, "xla"), ("gpu", "9.0", "mosaic"), ("gpu", "8.0", "triton")],
+)
+def test_each_device_gets_its_fastest_backend(
+    platform: str, capability: str | None, backend: str
+) -> None:
+    device = SimpleNamespace(platform=platform, compute_capability=capability)
+    assert default_backend(device) == backend
+    assert backend in BACKENDS
