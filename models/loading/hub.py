@@ -24,7 +24,13 @@ def download(
         ModelNotFoundError: it cannot be had, with the reason in one line.
     """
     from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     unwanted = _UNWANTED if weights else [*_UNWANTED, "*.safetensors"]
     try:
@@ -40,6 +46,16 @@ def download(
         raise ModelNotFoundError(
             f"model {name!r} is not in the local Hugging Face cache and {reason}; "
             "give a folder or a GGUF file, or fetch it while online"
+        ) from error
+    except GatedRepoError as error:
+        raise ModelNotFoundError(
+            f"model {name!r} is behind a licence: accept it on its page on the hub, "
+            "then log in here with `hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotFoundError(
+            f"the hub has no model {name!r}, or a private one: check the name, "
+            "or log in with `hf auth login`"
         ) from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         first_line = str(error).strip().splitlines()[0]

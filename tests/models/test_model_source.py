@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import httpx2
+import huggingface_hub
 import jax
 import jax.numpy as jnp
 import pytest
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
 from paged.errors import ConfigError
 from paged.models.loading import CheckpointError, ModelNotFoundError, resolve_model
@@ -70,6 +73,23 @@ def test_hub_id_that_is_not_cached(tmp_path):
 def test_hub_id_that_cannot_be_one():
     with pytest.raises(ModelNotFoundError, match="cannot fetch model 'a b'"):
         resolve_model("a b")
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (GatedRepoError, "behind a licence.*hf auth login"),
+        (RepositoryNotFoundError, "no model 'me/tiny'.*hf auth login"),
+    ],
+)
+def test_hub_that_wants_a_login(error, advice, monkeypatch):
+    def refuse(*args, **how):
+        request = httpx2.Request("GET", "http://hub")
+        raise error("401 Client Error.", response=httpx2.Response(401, request=request))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(ModelNotFoundError, match=advice):
+        resolve_model("me/tiny")
 
 
 def test_hub_id_in_the_cache(tmp_path):
