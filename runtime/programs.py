@@ -45,7 +45,7 @@ class Programs:
         jobs = dict(_jobs(shapes, abstract(params)))
         with ThreadPoolExecutor(max(2, os.cpu_count() or 2)) as threads:
             futures = {threads.submit(_compile, *job): key for key, job in jobs.items()}
-            with progress(len(futures), "Compiling", "program", show=show_progress) as advance:
+            with progress(len(futures), "Compiling", " programs", show=show_progress) as advance:
                 for done in as_completed(futures):
                     self._compiled[futures[done]] = done.result()
                     advance(1)

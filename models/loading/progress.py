@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 logger = logging.getLogger(__name__)
 
-Unit = Literal["B", "program"]
+Unit = Literal["B", " programs"]  # as tqdm puts it behind a number
 
 _SECONDS_BETWEEN_LINES = 5.0
 

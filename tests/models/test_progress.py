@@ -26,7 +26,7 @@ def load() -> None:
 
 def test_a_log_gets_lines(caplog: Log, capsys: Capture) -> None:
     load()
-    with progress(46, "Compiling", "program", show=True) as advance:
+    with progress(46, "Compiling", " programs", show=True) as advance:
         advance(12)
     assert caplog.messages == ["Loading: 0.5 of 2.0 GB", "Compiling: 12 of 46"]
     assert capsys.readouterr().err == ""
