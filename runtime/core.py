@@ -107,7 +107,7 @@ class EngineCore:
         eos = frozenset() if params.ignore_eos else self._eos
         limits = SequenceLimits(params.max_tokens, params.min_tokens, stops | eos, eos - stops)
         scores: list[Candidates] | None = None if params.prompt_logprobs is None else []
-        live = self._requests[request.request_id] = _Request(request, prompt_scores=scores)
+        live = _Request(request, prompt_scores=scores)
         for index in range(params.n):
             sequence = Sequence(
                 sequence_id=self._num_sequences,
@@ -119,11 +119,12 @@ class EngineCore:
                 reads_prefix_cache=index > 0 or params.prompt_logprobs is None,
                 parent=live.sequences[0] if index else None,
             )
+            self._scheduler.add(sequence)
             self._num_sequences += 1
             live.sequences[index] = sequence
             seed = self._seeds.getrandbits(64) if params.seed is None else params.seed + index
             self._owner[sequence] = _Owner(live, index, seed)
-            self._scheduler.add(sequence)
+        self._requests[request.request_id] = live
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
         """End a request, or one of its sequences. An id that is not live is ignored."""

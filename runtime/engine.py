@@ -80,7 +80,11 @@ class Engine:
     def add(self, prepared: Prepared) -> None:
         """Start a request. Raises InvalidRequest if its id is in use, EngineDead after a death."""
         self._core.add(prepared.request)
-        self._processor.add(*prepared)
+        try:
+            self._processor.add(*prepared)
+        except Exception:
+            self._core.abort(prepared.request.request_id)
+            raise
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
         """End requests; each gives a last output. Ids that are not running are ignored."""

@@ -20,7 +20,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from paged.runtime.engine import Engine
-from paged.runtime.errors import EngineDead, InvalidRequest
+from paged.runtime.errors import EngineDead
 from paged.runtime.front import Prepared
 from paged.runtime.outputs import RequestOutput, join_deltas
 from paged.runtime.sampling_params import RequestOutputKind
@@ -190,7 +190,7 @@ class EngineThread:
         try:
             self.check_running()
             self._engine.add(stream.prepared)
-        except (EngineDead, InvalidRequest) as error:
+        except Exception as error:  # whatever is wrong with one request ends that one alone
             self._send([(stream, error)])
         else:
             self._streams[stream.request_id] = stream

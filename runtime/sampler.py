@@ -142,9 +142,10 @@ def choose_tokens(
 
 
 def count_tokens(state: SamplerState, rows: SamplingRows, tokens: jax.Array) -> SamplerState:
-    """Count each sampling row's new token [R] in its slot."""
-    num_slots = state.output_counts.shape[0]
-    slots = jnp.where(rows.samples, rows.slots, num_slots)
+    """Count each sampling row's new token [R] in its slot, up to what an int16 holds."""
+    num_slots, highest = state.output_counts.shape[0], jnp.iinfo(jnp.int16).max
+    counts = rows.samples & (state.output_counts[rows.slots, tokens] < highest)
+    slots = jnp.where(counts, rows.slots, num_slots)
     return replace(state, output_counts=state.output_counts.at[slots, tokens].add(1, mode="drop"))
 
 

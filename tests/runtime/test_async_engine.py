@@ -455,3 +455,27 @@ def test_two_hundred_fickle_requests_leave_nothing_behind(core, monkeypatch):
     assert set(fates) == {"end", "break", "abort", "cancel"}
     assert engine.is_running
     engine.shutdown()
+
+
+def test_whatever_is_wrong_with_a_request_ends_that_one_alone(
+    engine: AsyncEngine, core: FakeCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor = engine._thread._engine._processor
+    add = processor.add
+
+    def add_unless_bad(request: Any, prompt: str | None) -> None:
+        if request.request_id == "bad":
+            raise RuntimeError("nobody thought of this")
+        add(request, prompt)
+
+    monkeypatch.setattr(processor, "add", add_unless_bad)
+
+    async def run() -> list[RequestOutput]:
+        good = asyncio.create_task(collect(engine, "good", LONG, "good"))
+        with pytest.raises(RuntimeError, match="nobody thought of this"):
+            await collect(engine, "bad", LONG, "bad")
+        return await good
+
+    assert asyncio.run(run())[-1].finished
+    assert engine.is_running
+    assert nothing_left(engine, core)

@@ -289,6 +289,14 @@ def test_a_request_id_in_use_is_refused(core: EngineCore) -> None:
     assert len(tokens_of(drain(core))) == 1
 
 
+def test_a_request_that_the_scheduler_refuses_leaves_nothing(core: EngineCore) -> None:
+    too_long = make_request("long", prompt_of(200), max_tokens=100, n=2, temperature=1.0)
+    with pytest.raises(ValueError, match="max_model_len"):
+        core.add(too_long)
+    assert not core.has_work
+    assert len(run(core, make_request("long", prompt_of(5)))["long", 0]) == 12
+
+
 def test_a_failing_step_ends_every_request_and_the_engine(
     source: ModelSource, compile_cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

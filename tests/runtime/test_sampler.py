@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -199,3 +201,12 @@ def test_logprobs_are_those_of_the_raw_distribution() -> None:
         order = np.argsort(-expected[i])[:20]
         assert got.top_token[i].tolist() == order.tolist()
         np.testing.assert_allclose(got.top_logprob[i], expected[i, order], atol=1e-5)
+
+
+def test_counts_stay_at_their_highest() -> None:
+    state = SamplerState.zeros(1, VOCAB, 2)
+    highest = np.iinfo(np.int16).max
+    state = replace(state, output_counts=state.output_counts.at[0, 5].set(highest - 1))
+    for _ in range(3):
+        state = count_tokens(state, make_rows(1), jnp.asarray([5]))
+    assert int(state.output_counts[0, 5]) == highest
