@@ -1,0 +1,65 @@
+"""What the documents promise is there: files, commands, flags and targets."""
+
+import re
+import shlex
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+import paged
+from paged.http.cli import parse
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    """The README's code in a language."""
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    """The README's commands, as a shell would split them."""
+    lines = [line for block in blocks("bash") for line in block.replace("\\\n", "").splitlines()]
+    return [words for words in (shlex.split(line, comments=True) for line in lines) if words]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_lead_somewhere(name: str) -> None:
+    document = ROOT / name
+    targets = re.findall(r"\]\(([^)#]+)", document.read_text())
+    ours = [target for target in targets if not target.startswith("http")]
+    assert [target for target in ours if not (document.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize(
+    "words", [words for words in commands() if words[0] == "paged"], ids=" ".join
+)
+def test_commands_are_understood(words: list[str]) -> None:
+    assert isinstance(parse(words[1:]), Namespace)
+
+
+def test_flags_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [line.split("|")[1] for line in README.splitlines() if line.startswith("| `--")]
+    with pytest.raises(SystemExit):
+        parse(["serve", "--help"])
+    known = capsys.readouterr().out
+    flags = [flag for row in rows for flag in re.findall(r"--[a-z-]+", row)]
+    assert len(flags) > 5
+    assert [flag for flag in flags if f"  {flag} " not in known] == []
+
+
+def test_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = {words[1] for words in commands() if words[0] == "make"}
+    assert targets == {"serve", "test"}
+    assert [target for target in targets if f"\n{target}: " not in makefile] == []
+
+
+def test_python_compiles_and_its_names_are_there() -> None:
+    for block in blocks("python"):
+        compile(block, "README.md", "exec")
+        for names in re.findall(r"from paged import (.*)", block):
+            assert [name for name in names.split(", ") if not hasattr(paged, name)] == []
