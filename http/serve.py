@@ -127,10 +127,12 @@ class _Server(uvicorn.Server):
         sys.stdout.flush()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        num_running = len(self.service.running)
-        logger.info(
-            "Finishing %d requests, for %g s at most", num_running, self.options.shutdown_timeout
-        )
+        if num_running := len(self.service.running):
+            logger.info(
+                "Finishing running requests (%d), for %g s at most; a second signal does not wait",
+                num_running,
+                self.options.shutdown_timeout,
+            )
         deadline = asyncio.create_task(self._abort_in_time())
         await super().shutdown(sockets)
         deadline.cancel()
