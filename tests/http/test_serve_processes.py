@@ -151,5 +151,5 @@ def test_the_whole_of_it(model: Path, tmp_path: Path) -> None:
         assert running.process.wait(20) == 0
         assert running.process.stderr
         log = running.process.stderr.read()
-    for expected in ("Loaded", "Memory:", "Compiling: 100%", r"INFO \S+ \S+ paged.runtime.setup: "):
+    for expected in ("Loaded", "Memory:", "Compiled the steps in", r"INFO \S+ \S+ paged.runtime.setup: "):
         assert re.search(expected, log), f"the engine process said nothing of {expected!r}: {log}"
