@@ -151,5 +151,6 @@ def test_the_whole_of_it(model: Path, tmp_path: Path) -> None:
         assert running.process.wait(20) == 0
         assert running.process.stderr
         log = running.process.stderr.read()
-    for expected in ("Loaded", "Memory:", "Compiled the steps in", r"INFO \S+ \S+ paged.runtime.setup: "):
+    named = r"INFO \S+ \S+ paged.runtime.setup: "
+    for expected in ("Loaded", "Memory:", "Compiled the steps in", named):
         assert re.search(expected, log), f"the engine process said nothing of {expected!r}: {log}"
