@@ -16,14 +16,13 @@ from starlette.applications import Starlette
 
 from paged.http.app import create_app
 from paged.http.engine import Engine
-from paged.http.flags import read_flags
-from paged.http.logs import configure_logging, leave_out
+from paged.http.logs import configure_logging, leave_out, log_stats
 from paged.http.options import ServeOptions
 from paged.http.service import Service
-from paged.http.stats import log_stats
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
+from paged.runtime.flags import read_flags
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from paged.http.options import ServeOptions
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError, EngineDead
-from paged.runtime.flags import read_flags, size
+from paged.runtime.flags import read_flags
 
 Capture = pytest.CaptureFixture[str]
 
@@ -59,31 +58,6 @@ def test_every_field_of_the_configuration_has_its_flag() -> None:
     assert engine_config("--dtype", "bfloat16", "--gpu-memory-utilization", "0.5") == EngineConfig(
         dtype="bfloat16", gpu_memory_utilization=0.5
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("17", 17),
-        ("-1", -1),
-        ("1k", 1000),
-        ("1K", 1024),
-        ("25.6k", 25_600),
-        ("2m", 2_000_000),
-        ("2M", 2 * 2**20),
-        ("1g", 10**9),
-        ("1G", 2**30),
-        (str(2**62 + 1), 2**62 + 1),
-    ],
-)
-def test_numbers_may_have_suffixes(text: str, number: int) -> None:
-    assert size(text) == number
-
-
-@pytest.mark.parametrize("text", ["", "k", "1.5", "1kb", "0.1K", "1e3", "inf"])
-def test_other_numbers_are_refused(text: str) -> None:
-    with pytest.raises(ArgumentTypeError, match="whole number"):
-        size(text)
 
 
 def test_numbers_with_suffixes_are_flags() -> None:

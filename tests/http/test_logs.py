@@ -1,13 +1,18 @@
-"""What a server's log leaves out."""
+"""What a server's log leaves out, and its line on the engine: while there is work, then quiet."""
 
+import asyncio
 import logging
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
-from paged.http.logs import configure_logging, leave_out
+from paged.http.logs import configure_logging, describe, leave_out, log_stats
+from tests.http.fakes import FakeEngine
 
 ACCESS, ERROR = logging.getLogger("uvicorn.access"), logging.getLogger("uvicorn.error")
+
+IDLE = FakeEngine().stats()
 
 
 @pytest.fixture(autouse=True)
@@ -39,3 +44,33 @@ def test_paths_can_be_left_out(caplog: pytest.LogCaptureFixture) -> None:
     for path in ("/health", "/metrics?name=a", "/healthy"):
         ACCESS.info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:5", "GET", path, "1.1", 200)
     assert caplog.messages == ['127.0.0.1:5 - "GET /healthy HTTP/1.1" 200']
+
+
+def test_the_line_on_the_engine() -> None:
+    after = msgspec.structs.replace(
+        IDLE, num_running=3, num_waiting=1, prompt_tokens=500, generation_tokens=25
+    )
+    assert describe(IDLE, after, seconds=10) == (
+        "Engine 000: Avg prompt throughput: 50.0 tokens/s, "
+        "Avg generation throughput: 2.5 tokens/s, Running: 3 reqs, Waiting: 1 reqs, "
+        "GPU KV cache usage: 25.0%, Prefix cache hit rate: 75.0%"
+    )
+
+
+def test_no_line_when_idle(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = msgspec.structs.replace(IDLE, num_running=1)
+    stepped = msgspec.structs.replace(IDLE, num_steps=IDLE.num_steps + 1)
+    snapshots = iter([IDLE, IDLE, running, running, IDLE, IDLE, stepped, stepped, stepped])
+    engine = FakeEngine()
+    monkeypatch.setattr(engine, "stats", lambda: next(snapshots))
+    caplog.set_level(logging.INFO, "paged.http")
+
+    async def until_out_of_snapshots() -> None:
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await log_stats(engine, interval=0.001)
+
+    asyncio.run(until_out_of_snapshots())
+    states = ["Running: 1" in record.message for record in caplog.records]
+    assert states == [True, True, False, False, False]

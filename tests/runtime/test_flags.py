@@ -1,0 +1,32 @@
+"""Values of flags, as they are typed."""
+
+from argparse import ArgumentTypeError
+
+import pytest
+
+from paged.runtime.flags import size
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("17", 17),
+        ("-1", -1),
+        ("1k", 1000),
+        ("1K", 1024),
+        ("25.6k", 25_600),
+        ("2m", 2_000_000),
+        ("2M", 2 * 2**20),
+        ("1g", 10**9),
+        ("1G", 2**30),
+        (str(2**62 + 1), 2**62 + 1),
+    ],
+)
+def test_numbers_may_have_suffixes(text: str, number: int) -> None:
+    assert size(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "k", "1.5", "1kb", "0.1K", "1e3", "inf"])
+def test_other_numbers_are_refused(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="whole number"):
+        size(text)
