@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 
 from paged.http.engine import ChatMessage, Engine
+from paged.http.prompts import encode
 from paged.http.protocol import ChatRequest, ContentPart, Message, ToolCall
-from paged.http.text import encode, without_hurry
 from paged.models.chat_template import ChatTemplateError
 from paged.runtime.errors import InvalidRequest, Unsupported
+from paged.runtime.long_text import without_hurry
 
 # Most templates know no developer; to them it is the system that speaks.
 _ROLES = {name: name for name in ("system", "user", "assistant", "tool")} | {"developer": "system"}

@@ -1,16 +1,18 @@
-"""The prompts of a completions request, which may be text or token ids, one or many."""
+"""Prompts as token ids: those of a completions request may be text or ids, one or many."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from paged.http.engine import Tokenizer
-from paged.http.text import encode, without_hurry
 from paged.runtime.errors import InvalidRequest
+from paged.runtime.long_text import without_hurry
 
 Prompt = str | list[int]
 
 MAX_SEQUENCES = 1024
+# Twice what the longest tokens of known vocabularies stand for (they are runs of spaces).
+_LONGEST_TOKEN = 256
 
 
 def split(prompt: str | list[str | int | list[int]], n: int) -> list[Prompt]:
@@ -74,3 +76,21 @@ async def tokenised(
         ]
 
     return await without_hurry(sum(map(len, texts)), work)
+
+
+def encode(
+    tokenizer: Tokenizer, text: str, max_model_len: int, *, add_special_tokens: bool
+) -> list[int]:
+    """Token ids of a text.
+
+    Raises:
+        InvalidRequest: it is too long whatever its tokens are, found before they cost time.
+    """
+    allowed = _LONGEST_TOKEN * max_model_len
+    if len(text) > allowed:
+        raise InvalidRequest(
+            f"This model's maximum context length is {max_model_len} tokens, but your prompt has "
+            f"{len(text)} characters; at most {allowed} could fit. Please reduce its length.",
+            "input_tokens",
+        )
+    return tokenizer.encode(text, add_special_tokens)

@@ -15,12 +15,10 @@ from paged.runtime.engine import engine_config, load_engine
 from paged.runtime.engine_thread import EngineThread, Stream
 from paged.runtime.errors import EngineDead
 from paged.runtime.front import Prepared, Prompt
+from paged.runtime.long_text import without_hurry
 from paged.runtime.messages import EngineStats
 from paged.runtime.outputs import RequestOutput
 from paged.runtime.sampling_params import SamplingParams
-
-# Characters that take a few milliseconds to tokenise; longer prompts leave the event loop free.
-_LONG_TEXT = 10_000
 
 
 class AsyncEngine:
@@ -160,6 +158,4 @@ class AsyncEngine:
             )
 
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-        if isinstance(text, str) and len(text) > _LONG_TEXT:
-            return await asyncio.to_thread(prepare)
-        return prepare()
+        return await without_hurry(len(text) if isinstance(text, str) else 0, prepare)
