@@ -86,7 +86,8 @@ def make_spec(
     """
     _, page_size, heads, head_dim = pages.shape
     wide = q.dtype.itemsize > 2
-    rows = (4096 if wide else 16384) // pl.next_power_of_2(head_dim)
+    # Tensor cores take no fewer than 16 rows.
+    rows = max((2048 if wide else 16384) // pl.next_power_of_2(head_dim), 16)
     # The interpreter leaves products to XLA, which knows no such algorithm on a CPU.
     split = lax.Precision.HIGHEST if interpret else lax.DotAlgorithmPreset.TF32_TF32_F32_X3
     return Spec(
