@@ -13,17 +13,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import paged
+from paged.http.api.chat import chat_completions
+from paged.http.api.completions import completions
+from paged.http.api.errors import ApiError, GenerationFailed, handle_error
+from paged.http.api.models import list_models, retrieve_model
+from paged.http.api.service import Service, service_of
 from paged.http.auth import RequireKey
-from paged.http.body import json_response
-from paged.http.chat import chat_completions
-from paged.http.completions import completions
 from paged.http.engine import Engine
-from paged.http.errors import ApiError, GenerationFailed, handle_error
 from paged.http.metrics import Metrics
 from paged.http.options import ServeOptions
-from paged.http.protocol import ModelCard, ModelList
 from paged.http.request_counter import CountRequests
-from paged.http.service import Service, service_of
 from paged.runtime.errors import EngineDead, InvalidRequest
 
 
@@ -75,29 +74,6 @@ async def metrics(request: Request) -> Response:
     """For Prometheus."""
     exposition = service_of(request).metrics.exposition()
     return Response(exposition, media_type=CONTENT_TYPE_LATEST)
-
-
-async def list_models(request: Request) -> Response:
-    """All names of the model."""
-    service = service_of(request)
-    return json_response(ModelList(data=[_card(service, name) for name in service.model_names]))
-
-
-async def retrieve_model(request: Request) -> Response:
-    """One of them."""
-    service = service_of(request)
-    name = request.path_params["name"]
-    service.check_model(name)
-    return json_response(_card(service, name))
-
-
-def _card(service: Service, name: str) -> ModelCard:
-    return ModelCard(
-        id=name,
-        root=service.model_name,
-        max_model_len=service.engine.max_model_len,
-        created=service.created,
-    )
 
 
 # The last one answers too, but a bug still reaches the server's log with its trace.

@@ -9,7 +9,7 @@ from hashlib import sha256
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from paged.http.errors import ApiError, error_response
+from paged.http.api.errors import ApiError, error_response
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
 

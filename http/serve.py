@@ -14,11 +14,11 @@ from types import FrameType
 import uvicorn
 from starlette.applications import Starlette
 
+from paged.http.api.service import Service
 from paged.http.app import create_app
 from paged.http.engine import Engine
 from paged.http.logs import configure_logging, leave_out, log_stats
 from paged.http.options import ServeOptions
-from paged.http.service import Service
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError

@@ -10,8 +10,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from paged.http.disconnect import while_connected
-from paged.http.errors import ErrorBody, GenerationFailed, error_info
+from paged.http.api.disconnect import while_connected
+from paged.http.api.errors import ErrorBody, GenerationFailed, error_info
 from paged.runtime.errors import EngineDead
 
 logger = logging.getLogger(__name__)

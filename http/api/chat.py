@@ -8,17 +8,17 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paged.http.body import json_response, read_body
-from paged.http.chat_stream import chat_events
-from paged.http.conversation import chat_prompt
-from paged.http.disconnect import while_connected
-from paged.http.fields import CHAT_NEUTRAL
-from paged.http.generation import generate
-from paged.http.job import Job, Tally, make_job, sampling_params
-from paged.http.logprobs import chat_logprobs, prompt_logprobs
-from paged.http.protocol import AssistantMessage, ChatChoice, ChatCompletion, ChatRequest
-from paged.http.service import Service, new_id, service_of
-from paged.http.streaming import event_stream
+from paged.http.api.body import json_response, read_body
+from paged.http.api.chat_stream import chat_events
+from paged.http.api.conversation import chat_prompt
+from paged.http.api.disconnect import while_connected
+from paged.http.api.fields import CHAT_NEUTRAL
+from paged.http.api.generation import generate
+from paged.http.api.job import Job, Tally, make_job, sampling_params
+from paged.http.api.logprobs import chat_logprobs, prompt_logprobs
+from paged.http.api.protocol import AssistantMessage, ChatChoice, ChatCompletion, ChatRequest
+from paged.http.api.service import Service, new_id, service_of
+from paged.http.api.streaming import event_stream
 from paged.runtime.config import MAX_LOGPROBS
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.outputs import CompletionOutput

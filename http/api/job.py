@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paged.http.protocol import GenerationRequest, PromptTokensDetails, Usage, now
+from paged.http.api.protocol import GenerationRequest, PromptTokensDetails, Usage, now
 from paged.runtime.errors import InvalidRequest, Unsupported
 from paged.runtime.outputs import RequestOutput
 from paged.runtime.sampling_params import RequestOutputKind, SamplingParams

@@ -7,9 +7,9 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from paged.http.errors import GenerationFailed
-from paged.http.job import Job
-from paged.http.service import Service
+from paged.http.api.errors import GenerationFailed
+from paged.http.api.job import Job
+from paged.http.api.service import Service
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.outputs import RequestOutput
 

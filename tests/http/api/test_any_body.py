@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from paged.http.fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, Neutral
-from paged.http.protocol import ChatRequest, CompletionRequest, Message
+from paged.http.api.fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, Neutral
+from paged.http.api.protocol import ChatRequest, CompletionRequest, Message
 
 SCALARS = st.one_of(
     st.none(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from paged.http.protocol import (
+from paged.http.api.protocol import (
     ChatLogprobs,
     CompletionLogprobs,
     PromptLogprob,

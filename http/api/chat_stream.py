@@ -13,12 +13,12 @@ from typing import Any
 
 from msgspec import UNSET
 
-from paged.http.generation import generate
-from paged.http.job import Job, Tally
-from paged.http.logprobs import chat_logprobs
-from paged.http.protocol import ChatChunk, ChatRequest, ChunkChoice, Delta, StreamOptions
-from paged.http.service import Service
-from paged.http.streaming import event
+from paged.http.api.generation import generate
+from paged.http.api.job import Job, Tally
+from paged.http.api.logprobs import chat_logprobs
+from paged.http.api.protocol import ChatChunk, ChatRequest, ChunkChoice, Delta, StreamOptions
+from paged.http.api.service import Service
+from paged.http.api.streaming import event
 from paged.runtime.outputs import CompletionOutput, RequestOutput
 
 

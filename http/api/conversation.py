@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
+from paged.http.api.prompts import encode
+from paged.http.api.protocol import ChatRequest, ContentPart, Message, ToolCall
 from paged.http.engine import ChatMessage, Engine
-from paged.http.prompts import encode
-from paged.http.protocol import ChatRequest, ContentPart, Message, ToolCall
 from paged.models.chat_template import ChatTemplateError
 from paged.runtime.errors import InvalidRequest, Unsupported
 from paged.runtime.long_text import without_hurry

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from paged.http.api.fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL
 from paged.http.app import create_app
-from paged.http.fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL
 from tests.http.fakes import FakeEngine, events
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -8,8 +8,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paged.http.errors import ApiError
-from paged.http.fields import Neutral, check_fields
+from paged.http.api.errors import ApiError
+from paged.http.api.fields import Neutral, check_fields
 
 # How msgspec's messages end when a value has the wrong type: "... - at `$.messages[0].role`".
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from paged.http.api.errors import ApiError
+from paged.http.api.protocol import now
 from paged.http.engine import Engine
-from paged.http.errors import ApiError
 from paged.http.metrics import Metrics
-from paged.http.protocol import now
 
 _MAX_CLIENT_ID = 64
 _NOT_IN_ID = re.compile(r"[^A-Za-z0-9._-]")

@@ -10,23 +10,23 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paged.http.body import json_response, read_body
-from paged.http.disconnect import while_connected
-from paged.http.engine import Tokenizer
-from paged.http.fields import COMPLETION_NEUTRAL
-from paged.http.generation import Outputs, generate
-from paged.http.job import Job, Tally, make_job, sampling_params
-from paged.http.logprobs import completion_logprobs, prompt_logprobs
-from paged.http.prompts import split, tokenised
-from paged.http.protocol import (
+from paged.http.api.body import json_response, read_body
+from paged.http.api.disconnect import while_connected
+from paged.http.api.fields import COMPLETION_NEUTRAL
+from paged.http.api.generation import Outputs, generate
+from paged.http.api.job import Job, Tally, make_job, sampling_params
+from paged.http.api.logprobs import completion_logprobs, prompt_logprobs
+from paged.http.api.prompts import split, tokenised
+from paged.http.api.protocol import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
     CompletionRequest,
     StreamOptions,
 )
-from paged.http.service import Service, new_id, service_of
-from paged.http.streaming import Events, event, event_stream
+from paged.http.api.service import Service, new_id, service_of
+from paged.http.api.streaming import Events, event, event_stream
+from paged.http.engine import Tokenizer
 from paged.runtime.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from paged.runtime.sampling_params import SamplingParams
 

@@ -1,0 +1,1 @@
+"""The OpenAI API: its routes, and what they read and write."""
