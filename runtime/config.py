@@ -56,6 +56,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = option(
         None,
         "Bytes for KV pages (as 2g or 512m); overrides the share above. On CPU default 1g.",
+        also=("--kv-cache-memory",),
     )
     block_size: int = option(16, "Tokens per KV page: 8, 16, 32, 64 or 128.")
     enable_prefix_caching: bool = option(True, "Keep and share the pages of common prefixes.")

@@ -18,13 +18,14 @@ _SUFFIXES = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, 
 _SIZE = re.compile(r"(?P<number>-?\d+(?:\.\d+)?)(?P<suffix>[kKmMgG]?)")
 
 
-def option(default: Any, help: str, **how: Any) -> Any:
+def option(default: Any, help: str, *, also: tuple[str, ...] = (), **how: Any) -> Any:
     """A field of a dataclass that becomes a flag.
 
     Args:
+        also: other spellings of the flag.
         how: what `add_argument` should know beyond what the field's type says.
     """
-    return field(default=default, metadata={"help": help, "how": how})
+    return field(default=default, metadata={"help": help, "also": also, "how": how})
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type[Any], title: str) -> None:
@@ -33,7 +34,8 @@ def add_flags(parser: argparse.ArgumentParser, config: type[Any], title: str) ->
     hints = get_type_hints(config)
     for each in fields(config):
         name = f"--{each.name.replace('_', '-')}"
-        action = group.add_argument(name, dest=each.name, **_how(each, hints[each.name]))
+        names = (name, *each.metadata["also"])
+        action = group.add_argument(*names, dest=each.name, **_how(each, hints[each.name]))
         action.help = _help(each)
 
 

@@ -1,10 +1,11 @@
 """Values of flags, as they are typed."""
 
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError
 
 import pytest
 
-from paged.runtime.flags import size
+from paged.runtime.config import EngineConfig
+from paged.runtime.flags import add_flags, read_flags, size
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,11 @@ def test_numbers_may_have_suffixes(text: str, number: int) -> None:
 def test_other_numbers_are_refused(text: str) -> None:
     with pytest.raises(ArgumentTypeError, match="whole number"):
         size(text)
+
+
+def test_a_flag_may_have_another_spelling() -> None:
+    parser = ArgumentParser()
+    add_flags(parser, EngineConfig, "engine")
+    for spelling in ("--kv-cache-memory", "--kv-cache-memory-bytes"):
+        args = parser.parse_args([spelling, "2K"])
+        assert read_flags(EngineConfig, args).kv_cache_memory_bytes == 2048
