@@ -44,7 +44,9 @@ def decode_attention(
             running, queries, k, v, span, position, scale=scale, window=window, soft_cap=soft_cap
         )
 
-    first = 0 if window is None else jnp.maximum(jnp.min(lengths) - window, 0) // SPAN
+    # Rows without a query see nothing, and must not make the others start from the beginning.
+    shortest = jnp.min(jnp.where(lengths > 0, lengths, jnp.iinfo(jnp.int32).max))
+    first = 0 if window is None else jnp.maximum(shortest - window, 0) // SPAN
     last = -(-jnp.max(lengths) // SPAN)
     out = _finish(lax.fori_loop(first, last, step, _start(queries)))
     return out.reshape(q.shape).astype(q.dtype)
