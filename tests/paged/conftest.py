@@ -1,8 +1,22 @@
 """Settings for kernels in an interpreter."""
 
 import os
+from collections.abc import Iterator
+
+import pytest
 
 # The interpreter of Mosaic GPU kernels runs each warpgroup as a thread that blocks one of XLA's
 # while it waits at a barrier. XLA has as many as the machine has cores, unless told otherwise, and
 # on a small one all of them would wait.
 os.environ.setdefault("NPROC", "16")
+
+
+@pytest.fixture(autouse=True)
+def forget_programs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Drop what a slow test compiled: each has shapes of its own, there are hundreds of them, and
+    a process that maps them all is ended by the system's limit on mappings."""
+    yield
+    if request.node.get_closest_marker("slow"):
+        import jax
+
+        jax.clear_caches()
