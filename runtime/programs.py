@@ -53,9 +53,6 @@ class Programs:
     def __getitem__(self, key: Key) -> Compiled:
         return self._compiled[key]
 
-    def __len__(self) -> int:
-        return len(self._compiled)
-
 
 def step_memory(shapes: StepShapes, params: Any) -> int:
     """Bytes of device memory that steps need beside parameters, state and pages.

@@ -103,7 +103,8 @@ class InFlight:
 
     def read(self) -> StepResult:
         """Wait for the step. Raises what the device raised."""
-        return StepResult(*jax.device_get((*_fields(self.sampled), self.prompt_logprobs)))
+        sampled, prompt_logprobs = jax.device_get((self.sampled, self.prompt_logprobs))
+        return StepResult(sampled.tokens, sampled.logprobs, prompt_logprobs)
 
 
 class StepRunner:
@@ -121,10 +122,6 @@ class StepRunner:
         self._modes: NDArray[np.int8] = np.zeros(shapes.buckets.max_num_seqs, np.int8)
         self._scoring: set[int] = set()
         self._ruled: set[int] = set()
-
-    @property
-    def num_programs(self) -> int:
-        return len(self._programs)
 
     def close(self) -> None:
         """Give the device's memory back."""
@@ -168,7 +165,7 @@ class StepRunner:
         )
         sampled = self._sample(plan, bucket, out)
         result = InFlight(plan, sampled, self._score(plan, bucket, out) if scores else None)
-        for array in jax.tree.leaves((*_fields(result.sampled), result.prompt_logprobs)):
+        for array in jax.tree.leaves((result.sampled, result.prompt_logprobs)):
             array.copy_to_host_async()
         return result
 
@@ -235,7 +232,3 @@ class StepRunner:
             num_prompt = np.int32(max(len(sequence.prompt) - start, 0))
             inputs = jax.device_put((np.int32(slot), tokens, num_prompt, np.bool_(start == 0)))
             self._sampler = self._programs[("load_history",)](self._sampler, *inputs)
-
-
-def _fields(sampled: Sampled) -> tuple[jax.Array, TokenLogprobs | None]:
-    return sampled.tokens, sampled.logprobs
