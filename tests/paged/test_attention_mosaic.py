@@ -10,7 +10,8 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged import attention
-from paged.attention import mosaic, triton
+from paged.attention import triton
+from paged.attention.mosaic import prefill as mosaic
 from tests.paged.ragged import Row, Shape, check
 
 SHAPE = Shape(heads=4, kv_heads=1, dtype="bfloat16", num_rows=4, num_tokens=300, max_len=512)
