@@ -1,0 +1,283 @@
+"""Where the time of a compiled step goes: each bucket's kernels by the GPU's own clock (CUPTI).
+
+Compiles the forward programs of some step shapes for a model of random weights, runs each many
+times over pages that lie scattered in a large cache, and tells for each shape: the time between two
+steps with nothing else to do (wall), the sum of its kernels, its floor, and its kernels by kind.
+
+    python3 benchmarks/step_kernels.py benchmarks/models/llama-3.1-8b --cases decode:32x1088 \
+        --json steps.json --hlo FOLDER
+
+A case is `decode:ROWSxCONTEXT`, or `mixed:ROWSxCONTEXT+CHUNKSxTOKENS`: decoding rows, and chunks of
+prompts that start at position 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import re
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
+
+from paged.attention import default_backend
+from paged.cache import CacheSpec, PagedKVCache
+from paged.models.config import ModelConfig
+from paged.models.loading import resolve_model
+from paged.models.registry import get_family
+from paged.models.weights import param_bytes
+from paged.runtime.buckets import Bucket, Buckets
+from paged.runtime.programs import abstract
+from paged.runtime.sampler import SamplingMode
+from paged.runtime.steps import SlotState, StepShapes, forward, sample
+
+CASES = (
+    "decode:1x1088",
+    "decode:8x1088",
+    "decode:32x1088",
+    "decode:128x1088",
+    "decode:256x1088",
+    "decode:1024x364",
+    "mixed:0x0+27x300",
+    "mixed:1000x364+24x300",
+    "mixed:0x0+4x2048",
+    "mixed:0x0+54x300",
+)
+PAGE_SIZE = 16
+NUM_PAGES = 30_000
+MAX_NUM_SEQS, MAX_NUM_TOKENS, MAX_MODEL_LEN = 1024, 16384, 8192
+RUNS = 12
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step: rows that decode at a context, and chunks of prompts."""
+
+    name: str
+    rows: int
+    context: int
+    chunks: int
+    length: int
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        found = re.fullmatch(r"(?:decode|mixed):(\d+)x(\d+)(?:\+(\d+)x(\d+))?", text)
+        if not found:
+            raise SystemExit(f"not a case: {text!r}; see --help")
+        return cls(text, *(int(number or 0) for number in found.groups()))
+
+    @property
+    def num_tokens(self) -> int:
+        return self.rows + self.chunks * self.length
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows + self.chunks
+
+    def bucket(self, buckets: Buckets) -> Bucket:
+        """The smallest shape that holds it."""
+        wanted = self.num_tokens
+        if self.chunks:
+            size = min(size for size in buckets.mixed if size >= wanted)
+            return Bucket(size, min(size, buckets.max_num_seqs), False)
+        size = min(size for size in buckets.decode if size >= wanted)
+        return Bucket(size, size, True)
+
+    def floor(self, model: ModelConfig, weights: int, read: float, multiply: float) -> float:
+        """Seconds: weights and cached tokens read once, or the products, whichever takes longer.
+
+        Args:
+            weights: bytes of the weights.
+            read, multiply: bytes and FLOP per second.
+        """
+        pair = 2 * model.num_kv_heads * model.head_dim * 2 * model.num_layers
+        products = 2 * (weights / 2 - 2 * model.vocab_size * model.hidden_size) * self.num_tokens
+        products += 2 * model.vocab_size * model.hidden_size * self.num_rows
+        cached = self.rows * self.context * pair
+        embedding = model.vocab_size * model.hidden_size * 2
+        return max((weights - embedding + cached) / read, products / multiply + cached / read)
+
+
+def pack_case(case: Case, shapes: StepShapes, bucket: Bucket) -> NDArray[np.int32]:
+    """The packed array of a case (see `paged.runtime.batch`): slot r is row r."""
+    layout = shapes.layout(bucket)
+    rng = np.random.default_rng(0)
+    packed = np.zeros(layout.size, np.int32)
+    packed[: case.num_tokens] = rng.integers(0, shapes.model.vocab_size, case.num_tokens)
+    table = packed[bucket.num_tokens : layout.updates_start].reshape(3, bucket.num_rows)
+    table[0, : case.num_rows] = np.arange(case.num_rows)
+    table[1, : case.num_rows] = [1] * case.rows + [case.length] * case.chunks
+    table[2, : case.rows] = case.context
+    packed[layout.updates_start : layout.sampling_start] = np.iinfo(np.int32).max
+    return packed
+
+
+def scattered_slots(shapes: StepShapes, case: Case) -> SlotState:
+    """Slots whose page tables lie scattered over all pages, no page in two places."""
+    longest = max(case.context + 1, case.length)
+    pages = -(-longest // PAGE_SIZE)
+    rng = np.random.default_rng(1)
+    order = rng.permutation(np.arange(1, NUM_PAGES))[: case.num_rows * pages]
+    tables = np.zeros((MAX_NUM_SEQS, shapes.pages_per_sequence), np.int32)
+    tables[: case.num_rows, :pages] = order.reshape(case.num_rows, pages)
+    return SlotState(jnp.asarray(tables), jnp.zeros(MAX_NUM_SEQS, jnp.int32))
+
+
+class Steps:
+    """Launches one compiled step over and over; the cache goes through all of them."""
+
+    def __init__(self, case: Case, shapes: StepShapes, params: Any, programs: Any) -> None:
+        self.params, (self.forward, self.sample) = params, programs
+        self.slots = scattered_slots(shapes, case)
+        self.packed = jax.device_put(pack_case(case, shapes, case.bucket(shapes.buckets)))
+
+    def run(self, cache: PagedKVCache, count: int) -> PagedKVCache:
+        for _ in range(count):
+            cache, self.slots, out = self.forward(self.params, cache, self.slots, self.packed)
+            self.slots, _, _ = self.sample(self.slots, None, out.logits, out.sampling)
+        jax.block_until_ready(self.slots)
+        return cache
+
+
+def kernels(run: Callable[[], Any], count: int) -> dict[str, list[tuple[float, int]]]:
+    """Kernel name to (milliseconds of a step, launches of a step), from CUPTI."""
+    from jax._src.lib import mosaic_gpu
+
+    mosaic_gpu._mosaic_gpu_ext._cupti_init()
+    try:
+        run()
+    finally:
+        timings = mosaic_gpu._mosaic_gpu_ext._cupti_get_timings(True)
+    found: dict[str, list[float]] = defaultdict(list)
+    for name, milliseconds in timings:
+        found[name].append(milliseconds)
+    return {name: [(sum(times) / count, len(times) // count)] for name, times in found.items()}
+
+
+def kind(name: str) -> str:
+    """What sort of kernel it is, by its name."""
+    if "paged" in name:
+        return "attention"
+    if re.search(r"gemm|nvjet|cutlass|cublas|splitK|dot", name):
+        return "products"
+    return "other"
+
+
+def measure(case: Case, steps: Steps, cache: PagedKVCache) -> tuple[dict[str, Any], PagedKVCache]:
+    """Time a compiled case."""
+    cache = steps.run(cache, 3)
+    walls = []
+    for _ in range(3):
+        start = time.perf_counter()
+        cache = steps.run(cache, RUNS)
+        walls.append((time.perf_counter() - start) / RUNS)
+    box = [cache]
+
+    def traced() -> None:
+        box[0] = steps.run(box[0], RUNS)
+
+    found = kernels(traced, RUNS)
+    total = sum(ms for [(ms, _)] in found.values())
+    kinds: dict[str, float] = defaultdict(float)
+    for name, [(ms, _)] in found.items():
+        kinds[kind(name)] += ms
+    figures = {
+        "case": case.name,
+        "wall_ms": 1e3 * statistics.median(walls),
+        "kernel_ms": total,
+        "launches": sum(n for [(_, n)] in found.values()),
+        "kinds_ms": dict(kinds),
+        "kernels": sorted(
+            ([name, ms, n] for name, [(ms, n)] in found.items()), key=lambda row: -row[1]
+        ),
+    }
+    return figures, box[0]
+
+
+def compile_case(case: Case, shapes: StepShapes, params: Any, hlo: Path | None) -> tuple[Any, Any]:
+    """The forward and the greedy sampling program of a case."""
+    bucket = case.bucket(shapes.buckets)
+    cache = PagedKVCache.shapes(shapes.cache)
+    slots = jax.eval_shape(shapes.slot_state)
+    step = functools.partial(forward, shapes=shapes, bucket=bucket)
+    packed = jax.ShapeDtypeStruct((shapes.layout(bucket).size,), jnp.int32)
+    inputs = (abstract(params), cache, slots, packed)
+    program = jax.jit(step, donate_argnums=(1, 2)).lower(*inputs).compile()
+    if hlo:
+        (hlo / f"{case.name.replace(':', '-')}.txt").write_text(program.as_text() or "")
+    out = jax.eval_shape(step, *inputs)[2]
+    greedy = functools.partial(sample, mode=SamplingMode.GREEDY)
+    sampler = jax.jit(greedy, donate_argnums=0).lower(slots, None, out.logits, out.sampling)
+    return program, sampler.compile()
+
+
+def main() -> None:
+    """Compile all cases in parallel, then time one after the other."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("model")
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--hlo", type=Path, help="folder for the compiled programs' text")
+    parser.add_argument("--read", type=float, default=4.58e12, help="bytes per second")
+    parser.add_argument("--multiply", type=float, default=832e12, help="FLOP per second")
+    parser.add_argument("--backend", default=None)
+    parser.add_argument("--top", type=int, default=8, help="kernels to print of each case")
+    args = parser.parse_args()
+    source = resolve_model(args.model, load_format="dummy")
+    model = source.config
+    cache_spec = CacheSpec(
+        model.num_layers, NUM_PAGES, PAGE_SIZE, model.num_kv_heads, model.head_dim, jnp.bfloat16
+    )
+    family = get_family(model.architecture)
+    buckets = Buckets.make(MAX_NUM_SEQS, MAX_NUM_TOKENS)
+    backend = args.backend or default_backend(jax.devices()[0])
+    shapes = StepShapes(family, model, cache_spec, buckets, MAX_MODEL_LEN, backend)
+    params = source.load(jnp.dtype(jnp.bfloat16), seed=0, progress=False)
+    cases = [Case.parse(text) for text in args.cases.split(",")]
+    start = time.perf_counter()
+    with ThreadPoolExecutor(12) as threads:
+        compiled = list(
+            threads.map(lambda case: compile_case(case, shapes, params, args.hlo), cases)
+        )
+    print(f"compiled {len(cases)} cases in {time.perf_counter() - start:.1f} s", flush=True)
+    cache = PagedKVCache.zeros(cache_spec)
+    weights = param_bytes(family.specs(model), jnp.dtype(jnp.bfloat16))
+    figures = []
+    for case, programs in zip(cases, compiled, strict=True):
+        figure, cache = measure(case, Steps(case, shapes, params, programs), cache)
+        figure["floor_ms"] = 1e3 * case.floor(model, weights, args.read, args.multiply)
+        figures.append(figure)
+        show(figure, args.top)
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def show(figure: dict[str, Any], top: int) -> None:
+    """A line for the case, one for its kinds of kernels, and its longest kernels."""
+    kinds = " ".join(f"{name} {ms:.3f}" for name, ms in figure["kinds_ms"].items())
+    print(
+        f"{figure['case']}: wall {figure['wall_ms']:.3f} ms, kernels {figure['kernel_ms']:.3f} "
+        f"({kinds}), launches {figure['launches']}, floor {figure['floor_ms']:.3f} "
+        f"= {figure['floor_ms'] / figure['wall_ms']:.2f}",
+        flush=True,
+    )
+    for name, ms, launches in figure["kernels"][:top]:
+        print(f"    {1e3 * ms:9.1f} us {launches:5d} x {name[:90]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
