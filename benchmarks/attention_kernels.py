@@ -30,7 +30,7 @@ from jax.experimental.mosaic.gpu import profiler
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
-from paged.attention import BACKENDS, AttentionMetadata, attention_metadata
+from paged.attention import BACKENDS, AttentionMetadata, Scoring, attention_metadata
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 16
 POOL_TOKENS = 1_000_000
@@ -199,12 +199,12 @@ def attend(
 ) -> list[jax.Array]:
     """One layer's attention over each of several page tables, as layers follow each other."""
     backend = BACKENDS[meta.backend]()
-    options: dict[str, Any] = {"scale": HEAD_DIM**-0.5, "window": None, "soft_cap": None}
+    scoring = Scoring(HEAD_DIM**-0.5)
     metas = [replace(meta, page_tables=table) for table in tables]
     if not decode:
-        return [backend.prefill(q, pages, meta, **options) for meta in metas]
+        return [backend.prefill(q, pages, meta, scoring) for meta in metas]
     lengths = jnp.where(meta.query_len == 1, meta.context_len + 1, 0)
-    return [backend.decode(q, pages, lengths, meta, **options) for meta in metas]
+    return [backend.decode(q, pages, lengths, meta, scoring) for meta in metas]
 
 
 def metadata(case: Case, backend: str, tables: jax.Array) -> AttentionMetadata:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from paged.attention import AttentionMetadata, paged_attention
+from paged.attention import AttentionMetadata, Scoring, paged_attention
 from paged.models.config import ModelConfig
 from paged.models.layers import (
     DecoderParams,
@@ -47,8 +47,8 @@ def layer(
     normed = rms_norm(x, params.attention_norm, config.rms_norm_eps)
     q, k, v = split_qkv(params.qkv(normed))
     q, k = rotate(q, angles), rotate(k, angles)
-    scale = config.head_dim**-0.5
-    attended, pages = paged_attention(q, k, v, pages, meta, scale=scale, window=window)
+    scoring = Scoring(config.head_dim**-0.5, window)
+    attended, pages = paged_attention(q, k, v, pages, meta, scoring)
     x = x + params.out(merge_heads(attended))
     normed = rms_norm(x, params.mlp_norm, config.rms_norm_eps)
     return x + params.down(gated_silu(params.gate_up(normed))), pages

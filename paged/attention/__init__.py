@@ -15,18 +15,19 @@ Hq query heads, Hkv key/value heads, G = Hq / Hkv, D head size.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from paged.attention.metadata import AttentionMetadata, attention_metadata
+from paged.attention.scoring import Scoring
 from paged.cache import write_kv
 
 __all__ = [
     "BACKENDS",
     "AttentionMetadata",
+    "Scoring",
     "attention_metadata",
     "default_backend",
     "paged_attention",
@@ -46,10 +47,7 @@ class DecodeAttention(Protocol):
         pages: jax.Array,
         lengths: jax.Array,
         meta: AttentionMetadata,
-        *,
-        scale: float,
-        window: int | None,
-        soft_cap: float | None,
+        scoring: Scoring,
     ) -> jax.Array: ...
 
 
@@ -64,10 +62,7 @@ class PrefillAttention(Protocol):
         q: jax.Array,
         pages: jax.Array,
         meta: AttentionMetadata,
-        *,
-        scale: float,
-        window: int | None,
-        soft_cap: float | None,
+        scoring: Scoring,
     ) -> jax.Array: ...
 
 
@@ -118,33 +113,25 @@ def paged_attention(
     v: jax.Array,
     pages: jax.Array,
     meta: AttentionMetadata,
-    *,
-    scale: float,
-    window: int | None = None,
-    soft_cap: float | None = None,
+    scoring: Scoring,
 ) -> tuple[jax.Array, jax.Array]:
     """Write this step's keys and values into one layer's pages, then attend over the pages.
 
     Args:
         q: [T, Hq, D]; k, v: [T, Hkv, D], after rotary embedding.
         pages: [num_pages, page_size, 2 * Hkv, D], updated in place when donated.
-        scale: multiplies q·k (usually D ** -0.5).
-        window: a token sees itself and the `window - 1` positions before it; None sees all.
-        soft_cap: scores become `soft_cap * tanh(score / soft_cap)` (Gemma 2); None for none.
 
     Returns:
         (attention output [T, Hq, D] in q's dtype, updated pages).
     """
     pages = write_kv(pages, k, v, meta.write_index)
     backend = BACKENDS[meta.backend]()
-    decode = partial(backend.decode, scale=scale, window=window, soft_cap=soft_cap)
-    prefill = partial(backend.prefill, scale=scale, window=window, soft_cap=soft_cap)
     is_decode = meta.query_len == 1
     lengths = jnp.where(is_decode, meta.context_len + 1, 0)
     if meta.decode_only:
-        return decode(q, pages, lengths, meta), pages
-    decoded = decode(q[meta.query_start], pages, lengths, meta)
-    out = prefill(q, pages, meta)
+        return backend.decode(q, pages, lengths, meta, scoring), pages
+    decoded = backend.decode(q[meta.query_start], pages, lengths, meta, scoring)
+    out = backend.prefill(q, pages, meta, scoring)
     num_tokens = q.shape[0]
     rows = jnp.arange(is_decode.shape[0])
     target = jnp.where(is_decode, meta.query_start, num_tokens + rows)

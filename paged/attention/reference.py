@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from paged.attention.metadata import AttentionMetadata
+from paged.attention.scoring import Scoring
 
 TILE_SIZE = 64
 SPAN = 128
@@ -26,10 +27,7 @@ def decode_attention(
     pages: jax.Array,
     lengths: jax.Array,
     meta: AttentionMetadata,
-    *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
+    scoring: Scoring,
 ) -> jax.Array:
     """See `paged.attention.DecodeAttention`."""
     num_rows, num_heads, head_dim = q.shape
@@ -40,12 +38,11 @@ def decode_attention(
 
     def step(span: jax.Array, running: Running) -> Running:
         k, v = _gather_span(pages, tables, span)
-        return _attend(
-            running, queries, k, v, span, position, scale=scale, window=window, soft_cap=soft_cap
-        )
+        return _attend(running, queries, k, v, span, position, scoring)
 
     # Rows without a query see nothing, and must not make the others start from the beginning.
     shortest = jnp.min(jnp.where(lengths > 0, lengths, jnp.iinfo(jnp.int32).max))
+    window = scoring.window
     first = 0 if window is None else jnp.maximum(shortest - window, 0) // SPAN
     last = -(-jnp.max(lengths) // SPAN)
     out = _finish(lax.fori_loop(first, last, step, _start(queries)))
@@ -56,10 +53,7 @@ def prefill_attention(
     q: jax.Array,
     pages: jax.Array,
     meta: AttentionMetadata,
-    *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
+    scoring: Scoring,
 ) -> jax.Array:
     """See `paged.attention.PrefillAttention`."""
     num_tokens, num_heads, head_dim = q.shape
@@ -81,18 +75,9 @@ def prefill_attention(
 
         def step(span: jax.Array, running: Running) -> Running:
             k, v = _gather_span(pages, table, span)
-            return _attend(
-                running,
-                queries,
-                k,
-                v,
-                span,
-                position,
-                scale=scale,
-                window=window,
-                soft_cap=soft_cap,
-            )
+            return _attend(running, queries, k, v, span, position, scoring)
 
+        window = scoring.window
         first = 0 if window is None else jnp.maximum(first_position - window + 1, 0) // SPAN
         done = _finish(lax.fori_loop(first, -(-seen // SPAN), step, _start(queries)))
         done = done.transpose(0, 3, 1, 2, 4).reshape(size, num_heads, head_dim)
@@ -134,10 +119,7 @@ def _attend(
     v: jax.Array,
     span: jax.Array,
     position: jax.Array,
-    *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
+    scoring: Scoring,
 ) -> Running:
     """Fold one span of keys and values into the running softmax.
 
@@ -146,13 +128,14 @@ def _attend(
         position: [R, Q] int32 position of each query; a negative one sees nothing.
     """
     out, maximum, total = running
-    scores = jnp.einsum("rhgqd,rhsd->rhgqs", queries, k, preferred_element_type=jnp.float32) * scale
-    if soft_cap is not None:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    scores = jnp.einsum("rhgqd,rhsd->rhgqs", queries, k, preferred_element_type=jnp.float32)
+    scores *= scoring.scale
+    if scoring.soft_cap is not None:
+        scores = scoring.soft_cap * jnp.tanh(scores / scoring.soft_cap)
     key_position = span * SPAN + jnp.arange(SPAN, dtype=jnp.int32)
     visible = key_position <= position[..., None]
-    if window is not None:
-        visible &= key_position > position[..., None] - window
+    if scoring.window is not None:
+        visible &= key_position > position[..., None] - scoring.window
     # A page holds what its last owner left beyond the row's end, and zero times NaN is NaN.
     v = jnp.where(visible.any(axis=1)[:, None, :, None], v, 0)
     visible = visible[:, None, None]

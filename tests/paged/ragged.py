@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paged.attention import BACKENDS, attention_metadata, paged_attention
+from paged.attention import BACKENDS, Scoring, attention_metadata, paged_attention
 
 Array = np.ndarray[Any, Any]
 
@@ -56,8 +56,8 @@ class Shape:
         return self.num_slots * self.pages_per_table + 1
 
     @property
-    def scale(self) -> float:
-        return self.head_dim**-0.5
+    def scoring(self) -> Scoring:
+        return Scoring(self.head_dim**-0.5, self.window, self.soft_cap)
 
     @property
     def tolerance(self) -> float:
@@ -146,7 +146,7 @@ def expected_output(shape: Shape, batch: Batch) -> Array:
         q = batch.q[begin : begin + row.query].astype(np.float64)
         begin += row.query
         group = shape.heads // shape.kv_heads
-        scores = np.einsum("qhd,shd->hqs", q, np.repeat(key, group, axis=1)) * shape.scale
+        scores = np.einsum("qhd,shd->hqs", q, np.repeat(key, group, axis=1)) * shape.scoring.scale
         if shape.soft_cap is not None:
             scores = shape.soft_cap * np.tanh(scores / shape.soft_cap)
         distance = row.context + np.arange(row.query)[:, None] - np.arange(len(key))
@@ -199,16 +199,7 @@ def step(shape: Shape, backend: str, decode_only: bool) -> Any:
             decode_only=decode_only,
             backend=backend,
         )
-        return paged_attention(
-            q,
-            k,
-            v,
-            pages,
-            meta,
-            scale=shape.scale,
-            window=shape.window,
-            soft_cap=shape.soft_cap,
-        )
+        return paged_attention(q, k, v, pages, meta, shape.scoring)
 
     return jax.jit(run)
 

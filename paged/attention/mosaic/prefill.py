@@ -30,6 +30,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from paged.attention import triton
 from paged.attention.metadata import AttentionMetadata
 from paged.attention.pieces import Cut, Piece, Ref, Step, in_turn, locate, stretches
+from paged.attention.scoring import Scoring
 
 TILE_SIZE = 128
 # Query rows of a warpgroup, and how many warpgroups compute.
@@ -49,17 +50,12 @@ def prefill_attention(
     q: jax.Array,
     pages: jax.Array,
     meta: AttentionMetadata,
-    *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
+    scoring: Scoring,
 ) -> jax.Array:
     """See `paged.attention.PrefillAttention`."""
     if not supports(q, pages):
-        return triton.prefill_attention(
-            q, pages, meta, scale=scale, window=window, soft_cap=soft_cap
-        )
-    return mosaic_prefill(q, pages, meta, scale=scale, window=window, soft_cap=soft_cap)
+        return triton.prefill_attention(q, pages, meta, scoring)
+    return mosaic_prefill(q, pages, meta, scoring)
 
 
 def supports(q: jax.Array, pages: jax.Array) -> bool:
@@ -79,7 +75,7 @@ class _Spec:
         page_size: tokens a page holds.
         pages_per_table: P.
         span: positions a buffer of the ring holds.
-        scale, window, soft_cap: see `paged.attention.paged_attention`.
+        scoring: see there.
         dtype: of queries, pages and output.
         interpreted: whether Pallas' interpreter runs the kernel.
     """
@@ -90,9 +86,7 @@ class _Spec:
     page_size: int
     pages_per_table: int
     span: int
-    scale: float
-    window: int | None
-    soft_cap: float | None
+    scoring: Scoring
     dtype: jnp.dtype
     interpreted: bool
 
@@ -135,10 +129,8 @@ def mosaic_prefill(
     q: jax.Array,
     pages: jax.Array,
     meta: AttentionMetadata,
+    scoring: Scoring,
     *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> jax.Array:
     """The kernel alone; `interpret` runs it on a CPU."""
@@ -157,9 +149,7 @@ def mosaic_prefill(
         page_size=page_size,
         pages_per_table=meta.page_tables.shape[1],
         span=128 if head_dim <= 128 else 64,
-        scale=scale,
-        window=window,
-        soft_cap=soft_cap,
+        scoring=scoring,
         dtype=q.dtype,
         interpreted=interpret is not None,
     )
@@ -248,7 +238,7 @@ def _for_each_piece(step: Step, spec: _Spec, work: Callable[[Piece, jax.Array], 
         piece = locate(jnp.maximum(index, 0), spec.cut, step)
         here = (index >= 0) & (piece.num_tokens > 0)
         pl.when(here)(lambda: work(piece, done))
-        all_of_it = stretches(piece, spec.window, spec.span)
+        all_of_it = stretches(piece, spec.scoring.window, spec.span)
         return done + jnp.where(here, all_of_it[-1].until - all_of_it[0].since, 0)
 
     return lax.fori_loop(0, pl.cdiv(num_pieces, programs), turn, jnp.int32(0))
@@ -258,7 +248,7 @@ def _copy(
     pages_ref: Ref, tables_ref: Ref, shared: _Shared, spec: _Spec, piece: Piece, done: jax.Array
 ) -> None:
     """Copy the keys and values that a piece sees into the ring, as its buffers become free."""
-    visits = stretches(piece, spec.window, spec.span)
+    visits = stretches(piece, spec.scoring.window, spec.span)
     since, until = visits[0].since, visits[-1].until
 
     def table_entries(i: jax.Array) -> tuple[jax.Array, ...]:
@@ -321,7 +311,7 @@ def _compute(
         plgpu.barrier_arrive(shared.turn)
         plgpu.barrier_wait(shared.turn)
 
-    visits = stretches(piece, spec.window, spec.span)
+    visits = stretches(piece, spec.scoring.window, spec.span)
     running = (
         plgpu.layout_cast(jnp.zeros((_ROWS, spec.head_dim), jnp.float32), plgpu.Layout.WGMMA),
         plgpu.layout_cast(jnp.full(_ROWS, _LOWEST, jnp.float32), plgpu.Layout.WGMMA.reduce(1)),
@@ -371,11 +361,11 @@ def _softmax(
 ) -> tuple[_Running, jax.Array]:
     """The running softmax scaled for new products q·k [_ROWS, span], and their weights."""
     out, maximum, total = running
-    scale = spec.scale * _LOG2_E
-    if spec.soft_cap is not None:
+    scale, soft_cap = spec.scoring.scale * _LOG2_E, spec.scoring.soft_cap
+    if soft_cap is not None:
         # tanh by exp2: the approximate instruction would be off in the third digit.
-        power = jnp.exp2(products * (2 * scale / spec.soft_cap))
-        products, scale = 1 - 2 / (power + 1), spec.soft_cap * _LOG2_E
+        power = jnp.exp2(products * (2 * scale / soft_cap))
+        products, scale = 1 - 2 / (power + 1), soft_cap * _LOG2_E
     if visible is not None:
         products = jnp.where(visible, products, _MASKED)
     new_maximum = jnp.maximum(maximum, products.max(axis=1) * scale)
@@ -410,7 +400,8 @@ def _visible(begin: jax.Array, half: Piece, spec: _Spec) -> jax.Array:
     column = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA)
     distance = (row & (spec.tokens - 1)) - column + (half.first - begin)
     visible = distance >= 0
-    return visible if spec.window is None else visible & (distance < spec.window)
+    window = spec.scoring.window
+    return visible if window is None else visible & (distance < window)
 
 
 def _clear_unreadable(values: Ref, begin: jax.Array, piece: Piece, spec: _Spec) -> None:
@@ -418,7 +409,8 @@ def _clear_unreadable(values: Ref, begin: jax.Array, piece: Piece, spec: _Spec) 
 
     Both computing warpgroups do it, and write the same.
     """
-    oldest = 0 if spec.window is None else piece.first - spec.window + 1
+    window = spec.scoring.window
+    oldest = 0 if window is None else piece.first - window + 1
     for offset in range(0, spec.span, _ROWS):
         start = begin + offset
 

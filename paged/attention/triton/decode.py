@@ -20,6 +20,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from paged.attention.metadata import AttentionMetadata, first_beyond
 from paged.attention.pieces import Ref
+from paged.attention.scoring import Scoring
 from paged.attention.triton import spans
 from paged.attention.triton.spans import Spec
 
@@ -37,13 +38,10 @@ def decode_attention(
     pages: jax.Array,
     lengths: jax.Array,
     meta: AttentionMetadata,
-    *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
+    scoring: Scoring,
 ) -> jax.Array:
     """See `paged.attention.DecodeAttention`."""
-    attention = functools.partial(_decode, scale=scale, window=window, soft_cap=soft_cap)
+    attention = functools.partial(_decode, scoring=scoring)
     return spans.for_platform(attention, q, pages, lengths, meta)
 
 
@@ -52,17 +50,15 @@ def _decode(
     pages: jax.Array,
     lengths: jax.Array,
     meta: AttentionMetadata,
+    scoring: Scoring,
     *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
     interpret: bool,
 ) -> jax.Array:
     num_rows, num_heads, head_dim = q.shape
     kv_heads = pages.shape[2] // 2
-    spec = spans.make_spec(q, pages, scale, soft_cap, interpret)
+    spec = spans.make_spec(q, pages, scoring, interpret)
     max_parts = min(max(pl.next_power_of_2(_PROGRAMS // kv_heads), 1), _MAX_PARTS)
-    work = _work_list(lengths, window, max_parts, spec.span)
+    work = _work_list(lengths, scoring.window, max_parts, spec.span)
     num_items = work.items.shape[0]
     warps = 8 if head_dim * q.dtype.itemsize > 512 else 4
     anywhere = pl.BlockSpec(memory_space=pl.ANY)

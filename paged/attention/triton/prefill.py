@@ -16,6 +16,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from paged.attention.metadata import AttentionMetadata
 from paged.attention.pieces import Cut, Piece, Ref, Step, divide, in_turn, locate, stretches
+from paged.attention.scoring import Scoring
 from paged.attention.triton import spans
 from paged.attention.triton.spans import Spec
 
@@ -28,13 +29,10 @@ def prefill_attention(
     q: jax.Array,
     pages: jax.Array,
     meta: AttentionMetadata,
-    *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
+    scoring: Scoring,
 ) -> jax.Array:
     """See `paged.attention.PrefillAttention`."""
-    attention = functools.partial(_prefill, scale=scale, window=window, soft_cap=soft_cap)
+    attention = functools.partial(_prefill, scoring=scoring)
     return spans.for_platform(attention, q, pages, meta)
 
 
@@ -42,13 +40,11 @@ def _prefill(
     q: jax.Array,
     pages: jax.Array,
     meta: AttentionMetadata,
+    scoring: Scoring,
     *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
     interpret: bool,
 ) -> jax.Array:
-    spec = spans.make_spec(q, pages, scale, soft_cap, interpret)
+    spec = spans.make_spec(q, pages, scoring, interpret)
     cut = Cut.of(
         spec.group,
         pages.shape[2] // 2,
@@ -59,7 +55,7 @@ def _prefill(
     step = Step.of(meta)
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     return pl.pallas_call(
-        functools.partial(_kernel, cut=cut, window=window, spec=spec),
+        functools.partial(_kernel, cut=cut, spec=spec),
         name="paged_prefill",
         grid=(min(_PROGRAMS, len(step.tiles) * cut.per_tile),),
         in_specs=[anywhere] * 6,
@@ -80,7 +76,6 @@ def _kernel(
     out_ref: Ref,
     *,
     cut: Cut,
-    window: int | None,
     spec: Spec,
 ) -> None:
     """All pieces of one program; see `pieces.Step` for the shape of the step."""
@@ -95,9 +90,7 @@ def _kernel(
         def _() -> None:
             piece = locate(index, cut, step)
             attend = functools.partial(_attend, piece, q_ref, pages_ref, tables_ref, out_ref)
-            pl.when(piece.num_tokens > 0)(
-                functools.partial(attend, cut=cut, window=window, spec=spec)
-            )
+            pl.when(piece.num_tokens > 0)(functools.partial(attend, cut=cut, spec=spec))
 
         return carry
 
@@ -112,7 +105,6 @@ def _attend(
     out_ref: Ref,
     *,
     cut: Cut,
-    window: int | None,
     spec: Spec,
 ) -> None:
     """Attention of one piece; its query r is token r // members with member r % members."""
@@ -124,6 +116,7 @@ def _attend(
     mask = ((token < piece.num_tokens) & (member < spec.group))[:, None] & exist[None, :]
     q = plgpu.load(q_ref.at[place], mask=mask, other=0.0)
     own = jnp.minimum(piece.first + token, piece.last)
+    window = spec.scoring.window
 
     def visit(i: jax.Array, running: spans.Running, *, whole: bool) -> spans.Running:
         position = i * spec.span + jnp.arange(spec.span)

@@ -23,6 +23,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from paged.attention.pieces import Ref
+from paged.attention.scoring import Scoring
 
 LOG2_E = math.log2(math.e)
 # A masked score, and where running maxima start: far below any real one, far above a masked one, so
@@ -43,7 +44,7 @@ class Spec:
         page_size: tokens a page holds.
         span: positions read at a time, a power of two.
         max_queries: rows (tokens times heads) of a tile of queries, a power of two.
-        scale, soft_cap: see `paged.attention.paged_attention`.
+        scoring: see there.
         dtype, precision: of the operands of products, whose sums are float32.
     """
 
@@ -52,8 +53,7 @@ class Spec:
     page_size: int
     span: int
     max_queries: int
-    scale: float
-    soft_cap: float | None
+    scoring: Scoring
     dtype: jnp.dtype
     precision: lax.PrecisionLike
 
@@ -76,9 +76,7 @@ def for_platform(attention: Callable[..., jax.Array], *operands: Any) -> jax.Arr
     )
 
 
-def make_spec(
-    q: jax.Array, pages: jax.Array, scale: float, soft_cap: float | None, interpret: bool
-) -> Spec:
+def make_spec(q: jax.Array, pages: jax.Array, scoring: Scoring, interpret: bool) -> Spec:
     """The constants of a kernel for queries [.., Hq, D] over pages (see `load_span`).
 
     Tiles are as large as they are fast without spilling registers: products of float32 keep their
@@ -96,8 +94,7 @@ def make_spec(
         page_size=page_size,
         span=min(rows, 32 if wide else 64),
         max_queries=min(rows, 32 if wide else 128),
-        scale=scale,
-        soft_cap=soft_cap,
+        scoring=scoring,
         dtype=q.dtype,
         precision=split if wide else None,
     )
@@ -179,9 +176,10 @@ def attend(
 
 def _in_powers_of_two(products: jax.Array, spec: Spec) -> jax.Array:
     """The base-2 exponents of the softmax for products q·k."""
-    if spec.soft_cap is None:
-        return products * (spec.scale * LOG2_E)
-    return jnp.tanh(products * (spec.scale / spec.soft_cap)) * (spec.soft_cap * LOG2_E)
+    scale, soft_cap = spec.scoring.scale, spec.scoring.soft_cap
+    if soft_cap is None:
+        return products * (scale * LOG2_E)
+    return jnp.tanh(products * (scale / soft_cap)) * (soft_cap * LOG2_E)
 
 
 def finish(running: Running) -> tuple[jax.Array, jax.Array]:

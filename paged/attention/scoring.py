@@ -1,0 +1,20 @@
+"""How a query scores a key, as far as it is fixed when a step is compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What a model makes of the product of a query and a key. Hashable: a layer compiles for it.
+
+    Attributes:
+        scale: multiplies q·k (usually D ** -0.5).
+        window: a token sees itself and the `window - 1` positions before it; None sees all.
+        soft_cap: scores become `soft_cap * tanh(score / soft_cap)` (Gemma 2); None for none.
+    """
+
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
