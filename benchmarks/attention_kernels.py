@@ -202,9 +202,9 @@ def attend(
     scoring = Scoring(HEAD_DIM**-0.5)
     metas = [replace(meta, page_tables=table) for table in tables]
     if not decode:
-        return [backend.prefill(q, pages, meta, scoring) for meta in metas]
+        return [backend.prefill(q, pages, meta, scoring, None) for meta in metas]
     lengths = jnp.where(meta.query_len == 1, meta.context_len + 1, 0)
-    return [backend.decode(q, pages, lengths, meta, scoring) for meta in metas]
+    return [backend.decode(q, pages, lengths, meta, scoring, None) for meta in metas]
 
 
 def metadata(case: Case, backend: str, tables: jax.Array) -> AttentionMetadata:

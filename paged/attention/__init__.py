@@ -38,7 +38,8 @@ class DecodeAttention(Protocol):
     """Attention of one query token per row.
 
     `q` [R, Hq, D]; `lengths` [R] positions visible to the row, 0 for a row with no query, whose
-    output is then unspecified. Returns [R, Hq, D] in q's dtype.
+    output is then unspecified; for `scoring` and `sinks` see `paged_attention`. Returns
+    [R, Hq, D] in q's dtype.
     """
 
     def __call__(
@@ -48,13 +49,15 @@ class DecodeAttention(Protocol):
         lengths: jax.Array,
         meta: AttentionMetadata,
         scoring: Scoring,
+        sinks: jax.Array | None,
     ) -> jax.Array: ...
 
 
 class PrefillAttention(Protocol):
     """Attention of the tokens of all rows longer than one token, tile by tile.
 
-    `q` [T, Hq, D]. Returns [T, Hq, D] in q's dtype; the output of other tokens is unspecified.
+    `q` [T, Hq, D]; for `scoring` and `sinks` see `paged_attention`. Returns [T, Hq, D] in q's
+    dtype; the output of other tokens is unspecified.
     """
 
     def __call__(
@@ -63,6 +66,7 @@ class PrefillAttention(Protocol):
         pages: jax.Array,
         meta: AttentionMetadata,
         scoring: Scoring,
+        sinks: jax.Array | None,
     ) -> jax.Array: ...
 
 
@@ -114,12 +118,16 @@ def paged_attention(
     pages: jax.Array,
     meta: AttentionMetadata,
     scoring: Scoring,
+    sinks: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Write this step's keys and values into one layer's pages, then attend over the pages.
 
     Args:
         q: [T, Hq, D]; k, v: [T, Hkv, D], after rotary embedding.
         pages: [num_pages, page_size, 2 * Hkv, D], updated in place when donated.
+        scoring: what becomes of a product q·k.
+        sinks: [Hq] float32, a score of each query head that joins the softmax of every query as
+            one more position would that has no value (gpt-oss); neither scaled nor capped.
 
     Returns:
         (attention output [T, Hq, D] in q's dtype, updated pages).
@@ -129,9 +137,9 @@ def paged_attention(
     is_decode = meta.query_len == 1
     lengths = jnp.where(is_decode, meta.context_len + 1, 0)
     if meta.decode_only:
-        return backend.decode(q, pages, lengths, meta, scoring), pages
-    decoded = backend.decode(q[meta.query_start], pages, lengths, meta, scoring)
-    out = backend.prefill(q, pages, meta, scoring)
+        return backend.decode(q, pages, lengths, meta, scoring, sinks), pages
+    decoded = backend.decode(q[meta.query_start], pages, lengths, meta, scoring, sinks)
+    out = backend.prefill(q, pages, meta, scoring, sinks)
     num_tokens = q.shape[0]
     rows = jnp.arange(is_decode.shape[0])
     target = jnp.where(is_decode, meta.query_start, num_tokens + rows)

@@ -28,6 +28,7 @@ def decode_attention(
     lengths: jax.Array,
     meta: AttentionMetadata,
     scoring: Scoring,
+    sinks: jax.Array | None,
 ) -> jax.Array:
     """See `paged.attention.DecodeAttention`."""
     num_rows, num_heads, head_dim = q.shape
@@ -45,7 +46,7 @@ def decode_attention(
     window = scoring.window
     first = 0 if window is None else jnp.maximum(shortest - window, 0) // SPAN
     last = -(-jnp.max(lengths) // SPAN)
-    out = _finish(lax.fori_loop(first, last, step, _start(queries)))
+    out = _finish(lax.fori_loop(first, last, step, _start(queries, sinks)))
     return out.reshape(q.shape).astype(q.dtype)
 
 
@@ -54,6 +55,7 @@ def prefill_attention(
     pages: jax.Array,
     meta: AttentionMetadata,
     scoring: Scoring,
+    sinks: jax.Array | None,
 ) -> jax.Array:
     """See `paged.attention.PrefillAttention`."""
     num_tokens, num_heads, head_dim = q.shape
@@ -79,7 +81,7 @@ def prefill_attention(
 
         window = scoring.window
         first = 0 if window is None else jnp.maximum(first_position - window + 1, 0) // SPAN
-        done = _finish(lax.fori_loop(first, -(-seen // SPAN), step, _start(queries)))
+        done = _finish(lax.fori_loop(first, -(-seen // SPAN), step, _start(queries, sinks)))
         done = done.transpose(0, 3, 1, 2, 4).reshape(size, num_heads, head_dim)
         return lax.dynamic_update_slice_in_dim(out, done.astype(q.dtype), begin, axis=0)
 
@@ -102,14 +104,14 @@ def _gather_span(
     return kv[:, : heads // 2], kv[:, heads // 2 :]
 
 
-def _start(queries: jax.Array) -> Running:
-    """Output, maximum and sum of a softmax over nothing, for queries [R, Hkv, G, Q, D]."""
+def _start(queries: jax.Array, sinks: jax.Array | None) -> Running:
+    """Output, maximum and sum of a softmax over the sinks alone, for queries [R, Hkv, G, Q, D]."""
     rows = queries.shape[:-1]
-    return (
-        jnp.zeros(queries.shape, jnp.float32),
-        jnp.full(rows, _MASKED, jnp.float32),
-        jnp.zeros(rows, jnp.float32),
-    )
+    out = jnp.zeros(queries.shape, jnp.float32)
+    if sinks is None:
+        return out, jnp.full(rows, _MASKED, jnp.float32), jnp.zeros(rows, jnp.float32)
+    maximum = jnp.broadcast_to(sinks.reshape(*rows[1:3], 1), rows)
+    return out, maximum, jnp.ones(rows, jnp.float32)
 
 
 def _attend(

@@ -39,6 +39,7 @@ class Shape:
     dtype: str = "float32"
     window: int | None = None
     soft_cap: float | None = None
+    sinks: bool = False
     num_rows: int = 10
     num_tokens: int = 512
     max_len: int = 640
@@ -73,6 +74,7 @@ class Batch:
         pages: [num_pages, page_size, 2 * Hkv, D].
         tables: [S, P]; slots, query_len, context_len: [R].
         keys, values: per row [context + query, Hkv, D].
+        sinks: [Hq], or None.
     """
 
     rows: Sequence[Row]
@@ -86,6 +88,7 @@ class Batch:
     context_len: Array
     keys: list[Array]
     values: list[Array]
+    sinks: Array | None
 
 
 def make_batch(shape: Shape, rows: Sequence[Row], seed: int = 0) -> Batch:
@@ -136,6 +139,7 @@ def make_batch(shape: Shape, rows: Sequence[Row], seed: int = 0) -> Batch:
         context_len=np.array([row.context for row in rows] + padding, np.int32),
         keys=keys,
         values=values,
+        sinks=2 * rng.standard_normal(shape.heads, np.float32) if shape.sinks else None,
     )
 
 
@@ -153,11 +157,19 @@ def expected_output(shape: Shape, batch: Batch) -> Array:
         hidden = distance < 0
         if shape.window is not None:
             hidden |= distance >= shape.window
-        scores = np.where(hidden, -np.inf, scores)
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
+        weights = softmax(np.where(hidden, -np.inf, scores), batch.sinks)
         done.append(np.einsum("hqs,shd->qhd", weights, np.repeat(value, group, axis=1)))
     return np.concatenate(done)
+
+
+def softmax(scores: Array, sinks: Array | None) -> Array:
+    """Weights of scores [Hq, Q, S]; a head's sink takes its part and is left out."""
+    if sinks is None:
+        sinks = np.full(len(scores), -np.inf)
+    column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
+    scores = np.concatenate([scores, column], axis=-1)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights[..., :-1] / weights.sum(axis=-1, keepdims=True)
 
 
 def expected_pages(shape: Shape, batch: Batch) -> Array:
@@ -187,6 +199,7 @@ def step(shape: Shape, backend: str, decode_only: bool) -> Any:
         slots: jax.Array,
         query_len: jax.Array,
         context_len: jax.Array,
+        sinks: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array]:
         meta = attention_metadata(
             tables,
@@ -199,7 +212,7 @@ def step(shape: Shape, backend: str, decode_only: bool) -> Any:
             decode_only=decode_only,
             backend=backend,
         )
-        return paged_attention(q, k, v, pages, meta, shape.scoring)
+        return paged_attention(q, k, v, pages, meta, shape.scoring, sinks)
 
     return jax.jit(run)
 
@@ -210,7 +223,7 @@ def run(shape: Shape, batch: Batch, backend: str, decode_only: bool = False) -> 
     # The default product of float32 on a GPU is less precise than what is tested.
     with jax.default_matmul_precision("highest"):
         out, pages = step(shape, backend, decode_only)(
-            *floats, batch.tables, batch.slots, batch.query_len, batch.context_len
+            *floats, batch.tables, batch.slots, batch.query_len, batch.context_len, batch.sinks
         )
     return np.asarray(out, np.float32), np.asarray(pages, np.float32)
 

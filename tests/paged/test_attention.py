@@ -64,6 +64,8 @@ SHAPES = {
     "window within a page": Shape(window=7, page_size=64),
     "window of a span": Shape(window=64, head_dim=80),
     "window beyond all": Shape(window=2000),
+    "sinks": Shape(heads=12, sinks=True),
+    "sinks, window and soft cap": Shape(sinks=True, window=100, soft_cap=5.0, dtype="bfloat16"),
     "soft cap": Shape(soft_cap=3.0),
     "window and soft cap": Shape(window=100, soft_cap=20.0, heads=6, dtype="bfloat16"),
 }

@@ -36,6 +36,7 @@ def compiled(shape: Shape, backend: str = "triton") -> jax.stages.Compiled:
         vector((shape.num_rows,)),
         vector((shape.num_rows,)),
         vector((shape.num_rows,)),
+        jax.ShapeDtypeStruct((shape.heads,), jnp.float32) if shape.sinks else None,
         donate=(3,),
     )
 
@@ -60,8 +61,9 @@ def test_pages_are_updated_in_place_and_nothing_loops_over_the_host(shape: Shape
         dataclasses.replace(MIXED, head_dim=128, page_size=8),
         dataclasses.replace(MIXED, heads=7, kv_heads=1, head_dim=192, page_size=128),
         dataclasses.replace(MIXED, heads=24, kv_heads=1, head_dim=256, window=100, soft_cap=9.0),
+        dataclasses.replace(MIXED, heads=64, window=128, sinks=True),
     ],
-    ids=["64", "128", "192", "256"],
+    ids=["64", "128", "192", "256", "gpt-oss"],
 )
 def test_the_mosaic_kernel_lowers(shape: Shape) -> None:
     text = compiled(shape, "mosaic").as_text()

@@ -48,6 +48,7 @@ HOPPER = (
     dataclasses.replace(HALF, heads=8, head_dim=256, page_size=128),
     dataclasses.replace(HALF, heads=12, window=1),
     dataclasses.replace(HALF, heads=24, head_dim=256, window=128, soft_cap=30.0),
+    dataclasses.replace(HALF, heads=20, window=100, sinks=True),
     dataclasses.replace(LLAMA, dtype="float16"),
 )
 

@@ -36,6 +36,10 @@ def test_a_window_over_large_pages_and_a_soft_cap() -> None:
     check(shape, MIXED, "interpreted")
 
 
+def test_sinks() -> None:
+    check(dataclasses.replace(SHAPE, heads=12, sinks=True), MIXED, "interpreted")
+
+
 def test_nothing_to_do() -> None:
     check(SHAPE, [Row(15, 1)], "interpreted")
 

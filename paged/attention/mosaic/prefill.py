@@ -51,11 +51,12 @@ def prefill_attention(
     pages: jax.Array,
     meta: AttentionMetadata,
     scoring: Scoring,
+    sinks: jax.Array | None,
 ) -> jax.Array:
     """See `paged.attention.PrefillAttention`."""
     if not supports(q, pages):
-        return triton.prefill_attention(q, pages, meta, scoring)
-    return mosaic_prefill(q, pages, meta, scoring)
+        return triton.prefill_attention(q, pages, meta, scoring, sinks)
+    return mosaic_prefill(q, pages, meta, scoring, sinks)
 
 
 def supports(q: jax.Array, pages: jax.Array) -> bool:
@@ -130,6 +131,7 @@ def mosaic_prefill(
     pages: jax.Array,
     meta: AttentionMetadata,
     scoring: Scoring,
+    sinks: jax.Array | None,
     *,
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> jax.Array:
@@ -192,13 +194,14 @@ def mosaic_prefill(
             lowering_semantics=plgpu.LoweringSemantics.Lane,
         ),
         interpret=interpret,
-    )(q, pages, meta.page_tables, *step)
+    )(q, pages, meta.page_tables, sinks, *step)
 
 
 def _kernel(
     q_ref: Ref,
     pages_ref: Ref,
     tables_ref: Ref,
+    sinks_ref: Ref | None,
     rows_ref: Ref,
     tiles_ref: Ref,
     num_tiles_ref: Ref,
@@ -216,7 +219,7 @@ def _kernel(
     def _() -> None:
         # Three times the 168 registers that each warpgroup starts with, shared out anew.
         plgpu.set_max_registers(232, action="increase")
-        computer = functools.partial(_compute, warpgroup, q_ref, out_ref, shared, spec)
+        computer = functools.partial(_compute, warpgroup, q_ref, sinks_ref, out_ref, shared, spec)
         _for_each_piece(step, spec, computer)
 
     @pl.when(warpgroup == _MEMORY)
@@ -293,6 +296,7 @@ def _drain(copied: jax.Array, shared: _Shared) -> None:
 def _compute(
     warpgroup: jax.Array,
     q_ref: Ref,
+    sinks_ref: Ref | None,
     out_ref: Ref,
     shared: _Shared,
     spec: _Spec,
@@ -312,11 +316,7 @@ def _compute(
         plgpu.barrier_wait(shared.turn)
 
     visits = stretches(piece, spec.scoring.window, spec.span)
-    running = (
-        plgpu.layout_cast(jnp.zeros((_ROWS, spec.head_dim), jnp.float32), plgpu.Layout.WGMMA),
-        plgpu.layout_cast(jnp.full(_ROWS, _LOWEST, jnp.float32), plgpu.Layout.WGMMA.reduce(1)),
-        plgpu.layout_cast(jnp.zeros(_ROWS, jnp.float32), plgpu.Layout.WGMMA.reduce(1)),
-    )
+    running = _start(sinks_ref, half, spec)
     pl.when(warpgroup == 1)(take_turns)  # it runs half a span behind the other
     for stretch in visits:
 
@@ -354,6 +354,25 @@ def _compute(
 
 # Output [_ROWS, D], maximum [_ROWS] and sum [_ROWS] of the softmax so far, in powers of two.
 _Running = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def _start(sinks_ref: Ref | None, half: Piece, spec: _Spec) -> _Running:
+    """The softmax over nothing, or over the sinks of the warpgroup's rows."""
+    out = plgpu.layout_cast(jnp.zeros((_ROWS, spec.head_dim), jnp.float32), plgpu.Layout.WGMMA)
+    per_row = plgpu.Layout.WGMMA.reduce(1)
+    maximum = plgpu.layout_cast(jnp.full(_ROWS, _LOWEST, jnp.float32), per_row)
+    total = plgpu.layout_cast(jnp.full(_ROWS, sinks_ref is not None, jnp.float32), per_row)
+    if sinks_ref is not None:
+        row = plgpu.broadcasted_iota(jnp.int32, (_ROWS,), 0, layout=per_row)
+        for m in range(spec.cut.members):
+            sink = sinks_ref[_query_head(m, half, spec)] * _LOG2_E
+            maximum = jnp.where(row >= m * spec.tokens, sink, maximum)
+    return out, maximum, total
+
+
+def _query_head(m: int, half: Piece, spec: _Spec) -> jax.Array:
+    """The query head of member m of a piece; padding members repeat the group's last."""
+    return half.head * spec.cut.group + jnp.minimum(half.first_member + m, spec.cut.group - 1)
 
 
 def _softmax(
@@ -430,14 +449,13 @@ def _clear_unreadable(values: Ref, begin: jax.Array, piece: Piece, spec: _Spec) 
 def _load_queries(
     warpgroup: jax.Array, q_ref: Ref, shared: _Shared, spec: _Spec, half: Piece
 ) -> None:
-    """Copy the query rows of a warpgroup; those of padding members repeat the group's last.
+    """Copy the query rows of a warpgroup.
 
     They pass through `rows`, since a copy into the tiles that products want would have to start at
     every eighth token.
     """
     for m in range(spec.cut.members):
-        head = half.head * spec.cut.group + jnp.minimum(half.first_member + m, spec.cut.group - 1)
-        source = q_ref.at[pl.ds(half.token, spec.tokens), head]
+        source = q_ref.at[pl.ds(half.token, spec.tokens), _query_head(m, half, spec)]
         target = shared.rows.at[warpgroup, pl.ds(m * spec.tokens, spec.tokens)]
         plgpu.copy_gmem_to_smem(source, target, shared.q_full.at[warpgroup])
     plgpu.barrier_wait(shared.q_full.at[warpgroup])

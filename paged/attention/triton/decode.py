@@ -39,10 +39,11 @@ def decode_attention(
     lengths: jax.Array,
     meta: AttentionMetadata,
     scoring: Scoring,
+    sinks: jax.Array | None,
 ) -> jax.Array:
     """See `paged.attention.DecodeAttention`."""
     attention = functools.partial(_decode, scoring=scoring)
-    return spans.for_platform(attention, q, pages, lengths, meta)
+    return spans.for_platform(attention, q, pages, lengths, meta, sinks)
 
 
 def _decode(
@@ -50,8 +51,9 @@ def _decode(
     pages: jax.Array,
     lengths: jax.Array,
     meta: AttentionMetadata,
-    scoring: Scoring,
+    sinks: jax.Array | None,
     *,
+    scoring: Scoring,
     interpret: bool,
 ) -> jax.Array:
     num_rows, num_heads, head_dim = q.shape
@@ -62,11 +64,12 @@ def _decode(
     num_items = work.items.shape[0]
     warps = 8 if head_dim * q.dtype.itemsize > 512 else 4
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    inputs = q, pages, meta.page_tables, meta.slots, work.items, sinks
     out, parts, log_sums = pl.pallas_call(
         functools.partial(_part_kernel, spec=spec),
         name="paged_decode",
         grid=(kv_heads * pl.cdiv(spec.group, _MEMBERS), num_items),
-        in_specs=[anywhere] * 5,
+        in_specs=jax.tree.map(lambda _: anywhere, inputs),
         out_specs=[anywhere] * 3,
         out_shape=[
             jax.ShapeDtypeStruct(q.shape, q.dtype),
@@ -75,7 +78,7 @@ def _decode(
         ],
         compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=3),
         interpret=interpret,
-    )(q, pages, meta.page_tables, meta.slots, work.items)
+    )(*inputs)
     merge_warps = min(max(max_parts * pl.next_power_of_2(head_dim) // 2048, 1), 8)
     return pl.pallas_call(
         functools.partial(_merge_kernel, max_parts=max_parts, spec=spec),
@@ -131,6 +134,7 @@ def _part_kernel(
     tables_ref: Ref,
     slots_ref: Ref,
     items_ref: Ref,
+    sinks_ref: Ref | None,
     out_ref: Ref,
     parts_ref: Ref,
     log_sums_ref: Ref,
@@ -161,7 +165,12 @@ def _part_kernel(
             k, v = spans.load_span(pages_ref, tables_ref, slot, head, position, readable, spec)
             return spans.attend(running, q, k, v, readable[None, :], spec)
 
-        running = spans.start(_MEMBERS, spec)
+        sink = None
+        if sinks_ref is not None:
+            # Each part counts its share of the sink, so that all together count it once.
+            sink = plgpu.load(sinks_ref.at[heads], mask=member < spec.group, other=0.0)
+            sink = sink * spans.LOG2_E - jnp.log2(parts.astype(jnp.float32))
+        running = spans.start(_MEMBERS, sink, spec)
         running = lax.fori_loop(0, pl.cdiv(end - begin, spec.span), step, running)
         out, log_sum = spans.finish(running)
         several = parts > 1

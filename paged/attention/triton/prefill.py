@@ -30,18 +30,20 @@ def prefill_attention(
     pages: jax.Array,
     meta: AttentionMetadata,
     scoring: Scoring,
+    sinks: jax.Array | None,
 ) -> jax.Array:
     """See `paged.attention.PrefillAttention`."""
     attention = functools.partial(_prefill, scoring=scoring)
-    return spans.for_platform(attention, q, pages, meta)
+    return spans.for_platform(attention, q, pages, meta, sinks)
 
 
 def _prefill(
     q: jax.Array,
     pages: jax.Array,
     meta: AttentionMetadata,
-    scoring: Scoring,
+    sinks: jax.Array | None,
     *,
+    scoring: Scoring,
     interpret: bool,
 ) -> jax.Array:
     spec = spans.make_spec(q, pages, scoring, interpret)
@@ -54,22 +56,24 @@ def _prefill(
     )
     step = Step.of(meta)
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    inputs = q, pages, meta.page_tables, sinks, *step
     return pl.pallas_call(
         functools.partial(_kernel, cut=cut, spec=spec),
         name="paged_prefill",
         grid=(min(_PROGRAMS, len(step.tiles) * cut.per_tile),),
-        in_specs=[anywhere] * 6,
+        in_specs=jax.tree.map(lambda _: anywhere, inputs),
         out_specs=anywhere,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=3),
         interpret=interpret,
-    )(q, pages, meta.page_tables, *step)
+    )(*inputs)
 
 
 def _kernel(
     q_ref: Ref,
     pages_ref: Ref,
     tables_ref: Ref,
+    sinks_ref: Ref | None,
     rows_ref: Ref,
     tiles_ref: Ref,
     num_tiles_ref: Ref,
@@ -89,7 +93,9 @@ def _kernel(
         @pl.when(index >= 0)
         def _() -> None:
             piece = locate(index, cut, step)
-            attend = functools.partial(_attend, piece, q_ref, pages_ref, tables_ref, out_ref)
+            attend = functools.partial(
+                _attend, piece, q_ref, pages_ref, tables_ref, sinks_ref, out_ref
+            )
             pl.when(piece.num_tokens > 0)(functools.partial(attend, cut=cut, spec=spec))
 
         return carry
@@ -102,6 +108,7 @@ def _attend(
     q_ref: Ref,
     pages_ref: Ref,
     tables_ref: Ref,
+    sinks_ref: Ref | None,
     out_ref: Ref,
     *,
     cut: Cut,
@@ -130,7 +137,10 @@ def _attend(
         )
         return spans.attend(running, q, k, v, None if whole else visible, spec)
 
-    running = spans.start(len(token), spec)
+    sink = None
+    if sinks_ref is not None:
+        sink = plgpu.load(sinks_ref.at[heads], mask=member < spec.group, other=0.0) * spans.LOG2_E
+    running = spans.start(len(token), sink, spec)
     for stretch in stretches(piece, window, spec.span):
         body = functools.partial(visit, whole=stretch.whole)
         running = lax.fori_loop(stretch.since, stretch.until, body, running)

@@ -109,13 +109,12 @@ def head_of(program: jax.Array, members: int, spec: Spec) -> tuple[jax.Array, ja
     return lax.div(program, per_group), lax.rem(program, per_group) * members
 
 
-def start(rows: int, spec: Spec) -> Running:
-    """The softmax over nothing, for `rows` queries."""
-    return (
-        jnp.zeros((rows, pl.next_power_of_2(spec.head_dim)), jnp.float32),
-        jnp.full((rows,), LOWEST, jnp.float32),
-        jnp.zeros((rows,), jnp.float32),
-    )
+def start(rows: int, sink: jax.Array | None, spec: Spec) -> Running:
+    """The softmax over nothing for `rows` queries, or over their sinks [rows], in powers of two."""
+    out = jnp.zeros((rows, pl.next_power_of_2(spec.head_dim)), jnp.float32)
+    if sink is None:
+        return out, jnp.full((rows,), LOWEST, jnp.float32), jnp.zeros((rows,), jnp.float32)
+    return out, sink, jnp.ones((rows,), jnp.float32)
 
 
 def load_span(
