@@ -1,30 +1,40 @@
 """The named workloads on one engine, and the time of a decode step by batch size.
 
-    python benchmarks/offline_baselines.py MODEL --workloads B1,B4 --batches 1,32 [--json FILE]
+    python benchmarks/offline_baselines.py MODEL --workloads B1,B4 --batches 1,32
 
 MODEL is a folder with a config.json (weights are random). Token ids in and out; greedy; the engine
 starts once. A decode step is timed by the clock over steps in which every sequence decodes, host
-time included: 1,024 prompt tokens each, 96 steps.
+time included: 1,024 prompt tokens each, 96 steps. Prints a line of JSON per figure; on a GPU the
+first says what the card reads and multiplies per second.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paged.models.loading import resolve_model
+import jax
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
+
+from paged.models.loading import ModelSource, resolve_model
 from paged.runtime.bench.workloads import BenchRequest, IdRange, baseline_requests
 from paged.runtime.config import EngineConfig
 from paged.runtime.core import EngineCore
 from paged.runtime.messages import EngineRequest
 from paged.runtime.sampling_params import SamplingParams
+from paged.runtime.setup import claim_device_memory
 
 DECODE_STEPS = 96
+SETTLING_STEPS = 8
 # Batches reach full size long before their first sequence ends.
 MAX_STEPS = 256
 
@@ -62,72 +72,105 @@ def run_workload(core: EngineCore, name: str, vocab_size: int) -> dict[str, Any]
     }
 
 
-def decode_step(core: EngineCore, batch: int, vocab_size: int) -> dict[str, Any]:
-    """Milliseconds per step while `batch` sequences decode at a context of about 1,100."""
+@contextmanager
+def decoding(core: EngineCore, batch: int, vocab_size: int) -> Iterator[float]:
+    """Meanwhile `batch` sequences decode and nothing else runs; gives their mean length so far."""
     core.reset_prefix_cache()
     ids = IdRange.below(vocab_size)
-    for i, request in enumerate(baseline_requests("C", batch, seed=None, ids=ids)):
+    requests = baseline_requests("C", batch, seed=None, ids=ids)
+    for i, request in enumerate(requests):
         add(core, f"decode-{i}", replace(request, num_output_tokens=MAX_STEPS))
-    started: set[str] = set()
-    while len(started) < batch:
-        started |= {item.request_id for item in core.step()}
-    for _ in range(8):
-        core.step()
-    start = time.perf_counter()
-    for _ in range(DECODE_STEPS):
-        assert len(core.step()) == batch, "a step in which not every sequence decoded"
-    seconds = time.perf_counter() - start
+    outputs: Counter[str] = Counter()
+    while len(outputs) < batch:
+        outputs.update(item.request_id for item in core.step())
+    for _ in range(SETTLING_STEPS):
+        outputs.update(item.request_id for item in core.step())
+    yield requests[0].num_input_tokens + outputs.total() / batch
     for i in range(batch):
         core.abort(f"decode-{i}")
     while core.has_work:
         core.step()
-    return {"batch": batch, "decode_step_ms": round(1e3 * seconds / (DECODE_STEPS), 3)}
 
 
-def results(
-    core: EngineCore, args: argparse.Namespace, vocab_size: int
-) -> Iterator[dict[str, Any]]:
+def decode_step(core: EngineCore, batch: int, vocab_size: int) -> dict[str, Any]:
+    """Milliseconds per step while `batch` sequences decode at a context of about 1,100."""
+    with decoding(core, batch, vocab_size) as length:
+        start = time.perf_counter()
+        for _ in range(DECODE_STEPS):
+            assert len(core.step()) == batch, "a step in which not every sequence decoded"
+        seconds = time.perf_counter() - start
+    return {
+        "batch": batch,
+        "context": round(length + DECODE_STEPS / 2),
+        "decode_step_ms": round(1e3 * seconds / DECODE_STEPS, 3),
+        "compiles": core.stats().compiles_after_warmup,
+    }
+
+
+def ceilings() -> dict[str, Any]:
+    """What this GPU reads and multiplies, measured."""
+    from benchmarks.attention_kernels import product_ceiling, read_ceiling
+
+    return {
+        "device": jax.devices()[0].device_kind,
+        "bytes_per_second": read_ceiling(),
+        "flop_per_second": product_ceiling(),
+    }
+
+
+def start(config: EngineConfig, source: ModelSource) -> tuple[EngineCore, dict[str, Any]]:
+    """An engine, and what its start was like."""
+    begin = time.perf_counter()
+    core = EngineCore(config, source, progress=False)
+    seconds = round(time.perf_counter() - begin, 1)
+    return core, {"start_seconds": seconds, "kv_cache_tokens": core.memory.num_tokens}
+
+
+def figures(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Every figure that was asked for, as it comes."""
+    source, config = resolve_model(args.model, load_format="dummy"), engine_config(args)
+    claim_device_memory(config)
+    if jax.default_backend() == "gpu":
+        yield ceilings()
+    core, about = start(config, source)
+    yield about
+    vocab_size = source.config.vocab_size
     for batch in filter(None, args.batches.split(",")):
         yield decode_step(core, int(batch), vocab_size)
     for name in filter(None, args.workloads.split(",")):
         yield run_workload(core, name, vocab_size)
+    core.close()
 
 
-def main() -> None:
-    """Start the engine, print a line per figure, and write them all as JSON if asked to."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("model")
-    parser.add_argument("--workloads", default="B1,B2,B3,B4,D")
-    parser.add_argument("--batches", default="1,8,32,128,256")
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model, and the flags of an engine that matter to its speed."""
+    parser.add_argument("model", help="folder with a config.json")
     parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--max-num-seqs", type=int)
     parser.add_argument("--max-num-batched-tokens", type=int)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    source = resolve_model(args.model, load_format="dummy")
-    config = EngineConfig(
+    parser.add_argument("--compile-cache-dir")
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """The engine that `add_engine_arguments` describe, with random weights."""
+    return EngineConfig(
         model=args.model,
         load_format="dummy",
         max_model_len=args.max_model_len,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
+        compile_cache_dir=args.compile_cache_dir,
     )
-    start = time.perf_counter()
-    core = EngineCore(config, source, progress=False)
-    figures: list[dict[str, Any]] = [
-        {
-            "start_seconds": round(time.perf_counter() - start, 1),
-            "kv_cache_tokens": core.memory.num_tokens,
-        }
-    ]
-    print(figures[0], flush=True)
-    for figure in results(core, args, source.config.vocab_size):
-        figures.append(figure)
-        print(figure, flush=True)
-    core.close()
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def main() -> None:
+    """Start the engine and print a line of JSON per figure."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    add_engine_arguments(parser)
+    parser.add_argument("--workloads", default="B1,B2,B3,B4,D", help="names; '' for none")
+    parser.add_argument("--batches", default="1,8,32,128,256", help="sizes; '' for none")
+    for figure in figures(parser.parse_args()):
+        print(json.dumps(figure), flush=True)
 
 
 if __name__ == "__main__":
