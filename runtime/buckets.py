@@ -47,11 +47,6 @@ class Buckets:
     def max_num_seqs(self) -> int:
         return self.decode[-1]
 
-    @property
-    def row_counts(self) -> tuple[int, ...]:
-        """Every R that occurs, ascending."""
-        return tuple(sorted({*self.decode, *(self._mixed(size).num_rows for size in self.mixed)}))
-
     def all(self) -> tuple[Bucket, ...]:
         """Every shape, the largest first (they compile longest)."""
         decode = (Bucket(size, size, True) for size in self.decode)
@@ -64,9 +59,13 @@ class Buckets:
         A step that scores prompt tokens takes a mixed shape also when every row has one token.
         """
         if plan.rows[-1].length == 1 and not scores_prompt:
-            size = _at_least(self.decode, len(plan.rows))
+            size = self.rows_for(len(plan.rows))
             return Bucket(size, size, True)
         return self._mixed(_at_least(self.mixed, plan.num_tokens))
+
+    def rows_for(self, num_rows: int) -> int:
+        """Rows of the smallest sampling program that holds so many."""
+        return _at_least(self.decode, num_rows)
 
     def _mixed(self, num_tokens: int) -> Bucket:
         return Bucket(num_tokens, min(num_tokens, self.max_num_seqs), False)

@@ -14,7 +14,6 @@ from jax.stages import Compiled
 
 from paged.cache import PagedKVCache, copy_pages
 from paged.models.loading.progress import progress
-from paged.runtime.batch import SAMPLING_FIELDS
 from paged.runtime.buckets import Bucket
 from paged.runtime.sampler import SamplingMode, load_history, load_rules
 from paged.runtime.steps import (
@@ -65,7 +64,7 @@ def step_memory(shapes: StepShapes, params: Any) -> int:
     largest = (
         ("forward", Bucket(rows, rows, True)),
         ("forward", shapes.buckets.all()[0]),
-        ("sample", shapes.buckets.row_counts[-1], SamplingMode.LOGPROBS),
+        ("sample", rows, SamplingMode.LOGPROBS),
         ("score", shapes.buckets.mixed[-1]),
     )
     reports = [_report(_compile(*jobs[key])) for key in largest]
@@ -103,23 +102,21 @@ def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
     cache = PagedKVCache.shapes(shapes.cache)
     slots = jax.eval_shape(shapes.slot_state)
     state = jax.eval_shape(shapes.sampler_state)
-    logits: dict[int, jax.ShapeDtypeStruct] = {}
     for bucket in shapes.buckets.all():
         step = partial(forward, shapes=shapes, bucket=bucket)
         inputs = (params, cache, slots, _int32(shapes.layout(bucket).size))
         yield ("forward", bucket), (step, inputs, (1, 2))
         out = jax.eval_shape(step, *inputs)[2]
-        logits[bucket.num_rows] = out.logits
         if out.hidden is not None:
             targets = _int32(bucket.num_tokens)
             scorer = partial(score, shapes=shapes)
             yield ("score", bucket.num_tokens), (scorer, (params, out.hidden, targets), ())
-    for rows in shapes.buckets.row_counts:
-        fields = _int32(rows, len(SAMPLING_FIELDS))
+    for rows in shapes.buckets.decode:
         for mode in SamplingMode:
             kept = state if mode >= SamplingMode.FILTERED else None
-            args = (slots, kept, logits[rows], fields)
-            yield ("sample", rows, mode), (partial(sample, mode=mode), args, (0, 1))
+            args = (params, slots, kept, out.last_hidden, out.sampling)
+            sampler = partial(sample, shapes=shapes, num_rows=rows, mode=mode)
+            yield ("sample", rows, mode), (sampler, args, (1, 2))
     yield ("copy_pages",), (copy_pages, (cache, _int32(COPY_ROOM), _int32(COPY_ROOM)), (0,))
     yield ("update_tables",), (update_tables, (slots, _int32(UPDATE_ROOM, 3)), (0,))
     number, flag = _int32(), jax.ShapeDtypeStruct((), jnp.bool_)

@@ -163,17 +163,19 @@ class StepRunner:
         self._cache, self._slots, out = self._programs["forward", bucket](
             self._params, self._cache, self._slots, packed
         )
-        sampled = self._sample(plan, bucket, out)
+        sampled = self._sample(plan, out)
         result = InFlight(plan, sampled, self._score(plan, bucket, out) if scores else None)
         for array in jax.tree.leaves((result.sampled, result.prompt_logprobs)):
             array.copy_to_host_async()
         return result
 
-    def _sample(self, plan: StepPlan, bucket: Bucket, out: ForwardOut) -> Sampled:
+    def _sample(self, plan: StepPlan, out: ForwardOut) -> Sampled:
         mode = SamplingMode(int(self._modes[[row.slot for row in plan.rows]].max()))
-        sample = self._programs["sample", bucket.num_rows, mode]
+        sample = self._programs["sample", self.shapes.buckets.rows_for(len(plan.rows)), mode]
         kept = self._sampler if mode >= SamplingMode.FILTERED else None
-        self._slots, kept, sampled = sample(self._slots, kept, out.logits, out.sampling)
+        self._slots, kept, sampled = sample(
+            self._params, self._slots, kept, out.last_hidden, out.sampling
+        )
         if kept is not None:
             self._sampler = kept
         return sampled

@@ -1,8 +1,9 @@
 """What runs on the device: pure functions, compiled once per shape by `paged.runtime.programs`.
 
-A step is two programs, enqueued together: `forward` (page-table updates, the model, logits of each
-row's last token) for its bucket, then `sample` for its number of rows and sampling mode. They are
-apart so that the number of large programs is the number of buckets, not buckets times modes. Three
+A step is two programs, enqueued together: `forward` (page-table updates, and the model's layers)
+for its bucket, then `sample` (logits of each row's last token, and the choice among them) for its
+number of rows and sampling mode. They are apart so that the number of large programs is the number
+of buckets, not buckets times modes, and so that many tokens of few rows make few logits. Three
 small programs are run when needed: `score` (log-probabilities of prompt tokens), `copy_pages`
 (copy-on-write) and `update_tables` (admissions that bring more pages than a step has room for).
 """
@@ -83,15 +84,15 @@ class Sampled:
 
 @struct.dataclass
 class ForwardOut:
-    """What the forward program hands on.
+    """What the forward program hands on, in the same shape for every bucket (S slots) but `hidden`.
 
     Attributes:
-        logits: [R, V] float32 of each row's last token.
-        sampling: [R, F] int32, the sampling part of the packed step.
+        last_hidden: [S, D] final hidden states of each row's last token; rows come first.
+        sampling: [S, F] int32, the sampling part of the packed step, likewise.
         hidden: [T, D] final hidden states, for `score`; None in decode-only steps.
     """
 
-    logits: jax.Array
+    last_hidden: jax.Array
     sampling: jax.Array
     hidden: jax.Array | None
 
@@ -156,8 +157,13 @@ def forward(
     tokens = _fill_newest(batch, last, slots.last_token)
     hidden, cache = shapes.family.forward(params, shapes.model, tokens, cache, meta)
     rows = hidden if bucket.decode_only else hidden[last]
-    logits = shapes.family.logits(params, shapes.model, rows)
-    return cache, slots, ForwardOut(logits, batch.sampling, None if bucket.decode_only else hidden)
+    padding = ((0, shapes.buckets.max_num_seqs - bucket.num_rows), (0, 0))
+    out = ForwardOut(
+        last_hidden=jnp.pad(rows, padding),
+        sampling=jnp.pad(batch.sampling, padding),
+        hidden=None if bucket.decode_only else hidden,
+    )
+    return cache, slots, out
 
 
 def _fill_newest(batch: StepBatch, last: jax.Array, last_token: jax.Array) -> jax.Array:
@@ -169,18 +175,22 @@ def _fill_newest(batch: StepBatch, last: jax.Array, last_token: jax.Array) -> ja
 
 
 def sample(
+    params: Any,
     slots: SlotState,
     state: SamplerState | None,
-    logits: jax.Array,
+    last_hidden: jax.Array,
     sampling: jax.Array,
     *,
+    shapes: StepShapes,
+    num_rows: int,
     mode: SamplingMode,
 ) -> tuple[SlotState, SamplerState | None, Sampled]:
-    """Choose each row's next token. Slots and sampler state are donated.
+    """Choose the next token of the first `num_rows` rows. Slots and sampler state are donated.
 
-    `state` is None below FILTERED; `sampling` is the step's [R, F] part (`unpack_sampling`).
+    `state` is None below FILTERED; for `last_hidden` and `sampling` see `ForwardOut`.
     """
-    rows = unpack_sampling(sampling)
+    rows = unpack_sampling(sampling[:num_rows])
+    logits = shapes.family.logits(params, shapes.model, last_hidden[:num_rows])
     tokens = choose_tokens(logits, rows, state, mode)
     target = jnp.where(rows.samples, rows.slots, slots.last_token.shape[0])
     slots = replace(slots, last_token=slots.last_token.at[target].set(tokens, mode="drop"))
