@@ -224,7 +224,7 @@ def compile_case(case: Case, shapes: StepShapes, params: Any, hlo: Path | None) 
     if hlo:
         (hlo / f"{case.name.replace(':', '-')}.txt").write_text(program.as_text() or "")
     out = jax.eval_shape(step, *inputs)[2]
-    num_rows = shapes.buckets.rows_for(case.num_rows)
+    num_rows = shapes.buckets.sampling_rows(case.num_rows)
     greedy = functools.partial(sample, shapes=shapes, num_rows=num_rows, mode=SamplingMode.GREEDY)
     sampler = jax.jit(greedy, donate_argnums=1).lower(
         abstract(params), slots, None, out.last_hidden, out.sampling

@@ -59,13 +59,22 @@ class Buckets:
         A step that scores prompt tokens takes a mixed shape also when every row has one token.
         """
         if plan.rows[-1].length == 1 and not scores_prompt:
-            size = self.rows_for(len(plan.rows))
+            size = _at_least(self.decode, len(plan.rows))
             return Bucket(size, size, True)
         return self._mixed(_at_least(self.mixed, plan.num_tokens))
 
-    def rows_for(self, num_rows: int) -> int:
+    @property
+    def sampling(self) -> tuple[int, ...]:
+        """Row counts of sampling programs, ascending.
+
+        None has a single row: XLA multiplies a lone row of bfloat16 by the vocabulary only after
+        it has converted all weights to float32 (1.2 ms instead of 0.24 on an H200, 8B model).
+        """
+        return tuple(size for size in self.decode if size > 1) or (2,)
+
+    def sampling_rows(self, num_rows: int) -> int:
         """Rows of the smallest sampling program that holds so many."""
-        return _at_least(self.decode, num_rows)
+        return _at_least(self.sampling, num_rows)
 
     def _mixed(self, num_tokens: int) -> Bucket:
         return Bucket(num_tokens, min(num_tokens, self.max_num_seqs), False)

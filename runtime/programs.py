@@ -60,11 +60,11 @@ def step_memory(shapes: StepShapes, params: Any) -> int:
     that can be in flight.
     """
     jobs = dict(_jobs(shapes, abstract(params)))
-    rows = shapes.buckets.decode[-1]
+    rows = shapes.buckets.max_num_seqs
     largest = (
         ("forward", Bucket(rows, rows, True)),
         ("forward", shapes.buckets.all()[0]),
-        ("sample", rows, SamplingMode.LOGPROBS),
+        ("sample", shapes.buckets.sampling[-1], SamplingMode.LOGPROBS),
         ("score", shapes.buckets.mixed[-1]),
     )
     reports = [_report(_compile(*jobs[key])) for key in largest]
@@ -111,7 +111,7 @@ def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
             targets = _int32(bucket.num_tokens)
             scorer = partial(score, shapes=shapes)
             yield ("score", bucket.num_tokens), (scorer, (params, out.hidden, targets), ())
-    for rows in shapes.buckets.decode:
+    for rows in shapes.buckets.sampling:
         for mode in SamplingMode:
             kept = state if mode >= SamplingMode.FILTERED else None
             args = (params, slots, kept, out.last_hidden, out.sampling)

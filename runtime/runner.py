@@ -171,7 +171,8 @@ class StepRunner:
 
     def _sample(self, plan: StepPlan, out: ForwardOut) -> Sampled:
         mode = SamplingMode(int(self._modes[[row.slot for row in plan.rows]].max()))
-        sample = self._programs["sample", self.shapes.buckets.rows_for(len(plan.rows)), mode]
+        rows = self.shapes.buckets.sampling_rows(len(plan.rows))
+        sample = self._programs["sample", rows, mode]
         kept = self._sampler if mode >= SamplingMode.FILTERED else None
         self._slots, kept, sampled = sample(
             self._params, self._slots, kept, out.last_hidden, out.sampling

@@ -84,11 +84,11 @@ class Sampled:
 
 @struct.dataclass
 class ForwardOut:
-    """What the forward program hands on, in the same shape for every bucket (S slots) but `hidden`.
+    """What the forward program hands on, padded to the most rows M that sampling takes.
 
     Attributes:
-        last_hidden: [S, D] final hidden states of each row's last token; rows come first.
-        sampling: [S, F] int32, the sampling part of the packed step, likewise.
+        last_hidden: [M, D] final hidden states of each row's last token.
+        sampling: [M, F] int32, the sampling part of the packed step.
         hidden: [T, D] final hidden states, for `score`; None in decode-only steps.
     """
 
@@ -157,7 +157,7 @@ def forward(
     tokens = _fill_newest(batch, last, slots.last_token)
     hidden, cache = shapes.family.forward(params, shapes.model, tokens, cache, meta)
     rows = hidden if bucket.decode_only else hidden[last]
-    padding = ((0, shapes.buckets.max_num_seqs - bucket.num_rows), (0, 0))
+    padding = ((0, shapes.buckets.sampling[-1] - bucket.num_rows), (0, 0))
     out = ForwardOut(
         last_hidden=jnp.pad(rows, padding),
         sampling=jnp.pad(batch.sampling, padding),
