@@ -13,7 +13,7 @@ from paged.runtime.sampler import (
     SamplerState,
     SamplingMode,
     SamplingRows,
-    _filter,
+    _kept,
     choose_tokens,
     count_tokens,
     load_history,
@@ -73,26 +73,54 @@ def kept_by_sorting(logits: np.ndarray, top_k: int, top_p: float, min_p: float) 
 def test_filters_keep_what_sorting_keeps(top_k: int, top_p: float, min_p: float) -> None:
     logits = make_logits(8)
     rows = make_rows(8, top_k=top_k, top_p=top_p, min_p=min_p)
-    filtered = np.asarray(_filter(logits, rows))
-    for before, after in zip(np.asarray(logits), filtered, strict=True):
-        kept = set(np.flatnonzero(after > -1e30).tolist())
-        assert kept == kept_by_sorting(before, top_k, top_p, min_p)
+    kept = np.asarray(_kept(logits, rows, rows.temperature))
+    for before, after in zip(np.asarray(logits), kept, strict=True):
+        expected = kept_by_sorting(before, top_k, top_p, min_p)
+        assert set(np.flatnonzero(after).tolist()) == expected
 
 
 def test_rows_with_different_filters_share_a_step() -> None:
-    logits = make_logits(3)
-    rows = make_rows(3, top_k=[1, VOCAB, 7], top_p=[1.0, 0.3, 1.0])
-    filtered = np.asarray(_filter(logits, rows))
+    logits = make_logits(4)
+    rows = make_rows(
+        4, top_k=[1, VOCAB, 7, 2], top_p=[1.0, 0.3, 1.0, 0.1], temperature=[1, 1, 1, 0]
+    )
+    kept = np.asarray(_kept(logits, rows, jnp.ones(4)))
     expected = [kept_by_sorting(np.asarray(logits[i]), *f, 0) for i, f in
-                enumerate([(1, 1.0), (VOCAB, 0.3), (7, 1.0)])]  # fmt: skip
-    assert [set(np.flatnonzero(row > -1e30).tolist()) for row in filtered] == expected
+                enumerate([(1, 1.0), (VOCAB, 0.3), (7, 1.0), (VOCAB, 1.0)])]  # fmt: skip
+    assert [set(np.flatnonzero(row).tolist()) for row in kept] == expected
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"), [(VOCAB, 1.0, 0.0), (12, 1.0, 0.0), (40, 0.8, 0.01)]
+)
+def test_samples_follow_what_the_filters_leave(top_k: int, top_p: float, min_p: float) -> None:
+    """Pearson's chi-square over the kept tokens, and none of the others, ever."""
+    [logits] = np.asarray(make_logits(1, seed=3)) / 2
+    num = 20_000
+    rows = make_rows(
+        num,
+        seed=[[5, 6]],
+        output_index=np.arange(num),
+        temperature=0.8,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+    )
+    tokens = jax.jit(choose_tokens, static_argnames="mode")(
+        jnp.broadcast_to(logits, (num, VOCAB)), rows, None, mode=SamplingMode.FILTERED
+    )
+    counts = np.bincount(np.asarray(tokens), minlength=VOCAB)
+    kept = sorted(kept_by_sorting(logits / 0.8, top_k, top_p, min_p))
+    assert counts[kept].sum() == num
+    expected = num * np.asarray(jax.nn.softmax(jnp.asarray(logits)[np.asarray(kept)] / 0.8))
+    freedom = len(kept) - 1
+    distance = ((counts[kept] - expected) ** 2 / expected).sum()
+    assert abs(distance - freedom) < 5 * (2 * freedom) ** 0.5
 
 
 def test_top_p_of_almost_nothing_keeps_the_most_likely() -> None:
     logits = make_logits(4)
-    tokens = choose_tokens(
-        logits, make_rows(4, top_p=1e-6), SamplerState.zeros(4, VOCAB, 2), SamplingMode.FILTERED
-    )
+    tokens = choose_tokens(logits, make_rows(4, top_p=1e-6), None, SamplingMode.FILTERED)
     assert tokens.tolist() == jnp.argmax(logits, -1).tolist()
 
 
@@ -114,16 +142,19 @@ def test_samples_follow_the_distribution() -> None:
     np.testing.assert_allclose(counts, expected, atol=0.03)
 
 
-@pytest.mark.parametrize("mode", [SamplingMode.RANDOM, SamplingMode.FILTERED])
+@pytest.mark.parametrize(
+    "mode", [SamplingMode.RANDOM, SamplingMode.FILTERED, SamplingMode.ADJUSTED]
+)
 def test_same_seed_same_token_whatever_the_batch(mode: SamplingMode) -> None:
     one = make_logits(1)
-    alone = choose_tokens(
-        one, make_rows(1, seed=[[9, 8]], output_index=3), SamplerState.zeros(8, VOCAB, 2), mode
-    )
+    state = SamplerState.zeros(8, VOCAB, 2) if mode >= SamplingMode.ADJUSTED else None
+    filters: dict[str, object] = {"top_k": 20, "top_p": 0.9, "min_p": 0.01}
+    alone = choose_tokens(one, make_rows(1, seed=[[9, 8]], output_index=3, **filters), state, mode)
     crowd = jnp.concatenate([make_logits(5, seed=1), one])
     seeds = [[i, i] for i in range(5)] + [[9, 8]]
-    rows = make_rows(6, seed=seeds, output_index=[0, 0, 0, 0, 0, 3], slots=[5, 4, 3, 2, 1, 0])
-    together = choose_tokens(crowd, rows, SamplerState.zeros(8, VOCAB, 2), mode)
+    places: dict[str, object] = {"output_index": [0, 0, 0, 0, 0, 3], "slots": [5, 4, 3, 2, 1, 0]}
+    rows = make_rows(6, seed=seeds, **places, **filters)
+    together = choose_tokens(crowd, rows, state, mode)
     assert together[5] == alone[0]
 
 
@@ -146,7 +177,7 @@ def test_penalties_follow_their_formulas() -> None:
         frequency_penalty=0.25,
         presence_penalty=0.5,
     )
-    got = choose_tokens(jnp.asarray(logits)[None], rows, state, SamplingMode.FILTERED)
+    got = choose_tokens(jnp.asarray(logits)[None], rows, state, SamplingMode.ADJUSTED)
     assert int(got[0]) == int(expected.argmax())
     from paged.runtime.sampler import _penalise
 
@@ -187,7 +218,7 @@ def test_rules_hold_until_their_output_index() -> None:
             jnp.asarray([3, 2**30, 0]),
         )
     rows = make_rows(2, temperature=0, output_index=[2, 3])
-    assert choose_tokens(logits, rows, state, SamplingMode.FILTERED).tolist() == [12, 10]
+    assert choose_tokens(logits, rows, state, SamplingMode.ADJUSTED).tolist() == [12, 10]
 
 
 def test_logprobs_are_those_of_the_raw_distribution() -> None:
@@ -201,6 +232,19 @@ def test_logprobs_are_those_of_the_raw_distribution() -> None:
         order = np.argsort(-expected[i])[:20]
         assert got.top_token[i].tolist() == order.tolist()
         np.testing.assert_allclose(got.top_logprob[i], expected[i, order], atol=1e-5)
+
+
+@pytest.mark.parametrize("vocab_size", [19, 1000, 5003])
+def test_the_most_likely_are_those_of_sorting_whole_rows(vocab_size: int) -> None:
+    """Also where many are equal, of which the first in the vocabulary come first."""
+    rng = np.random.default_rng(0)
+    logits = jnp.asarray(np.round(rng.normal(0, 2, (6, vocab_size)), 1), jnp.float32)
+    logits = logits.at[5].set(-jnp.inf).at[5, vocab_size // 2].set(0.0)
+    got = token_logprobs(logits, jnp.zeros(6, jnp.int32))
+    top, token = jax.lax.top_k(logits, min(20, vocab_size))
+    assert got.top_token.tolist() == token.tolist()
+    total = jax.nn.logsumexp(logits, axis=1, keepdims=True)
+    np.testing.assert_array_equal(got.top_logprob, top - total)
 
 
 def test_counts_stay_at_their_highest() -> None:
