@@ -90,7 +90,7 @@ def _summarise_kernel(
     x = _load_groups(logits_ref, row, group)
     maximum = x.max(axis=1)
     above = x - jnp.maximum(maximum, _LOWEST)[:, None]  # of nothing but -inf the sum is 0
-    total = jnp.exp(above / temperature_ref[row]).sum(axis=1)
+    total = jnp.exp(above * (1 / temperature_ref[row])).sum(axis=1)
     exists = group < maxima_ref.shape[1]
     plgpu.store(maxima_ref.at[row, group], maximum, mask=exists)
     plgpu.store(sums_ref.at[row, group], total, mask=exists)
@@ -161,7 +161,7 @@ class _Row(NamedTuple):
 
     Attributes:
         row: its index.
-        temperature, peak: scalars; `peak` is the highest logit.
+        sharpness, peak: scalars, the inverse of the temperature and the highest logit.
         maxima: of all groups, padded to a power of two by -inf.
         logits: [R, V].
         groups: [R, G] int32, room for a list of groups.
@@ -170,7 +170,7 @@ class _Row(NamedTuple):
     """
 
     row: jax.Array
-    temperature: jax.Array
+    sharpness: jax.Array
     peak: jax.Array
     maxima: jax.Array
     logits: Ref
@@ -180,7 +180,7 @@ class _Row(NamedTuple):
 
     def weigh(self, x: jax.Array) -> jax.Array:
         """Probabilities, relative to the most likely token's."""
-        return jnp.exp((x - self.peak) / self.temperature)
+        return jnp.exp((x - self.peak) * self.sharpness)
 
     def list_groups(self, low: jax.Array) -> jax.Array:
         """Note which groups reach the number `low`; returns how many do."""
@@ -227,7 +227,7 @@ def _threshold_kernel(
     temperature, top_k, top_p = temperature_ref[index], top_k_ref[index], top_p_ref[index]
     peak = jnp.maximum(maxima.max(), _LOWEST)
     refs = (logits_ref, groups_ref, gathered_ref)
-    row = _Row(index, temperature, peak, maxima, *refs, interpret)
+    row = _Row(index, 1 / temperature, peak, maxima, *refs, interpret)
 
     low = min_p_key(peak, temperature, min_p_ref[index])
     low = lax.cond(
