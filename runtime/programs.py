@@ -15,6 +15,7 @@ from jax.stages import Compiled
 from paged.cache import PagedKVCache, copy_pages
 from paged.models.loading.progress import progress
 from paged.runtime.buckets import Bucket
+from paged.runtime.program_store import load_or_compile
 from paged.runtime.sampler import SamplingMode, load_history, load_rules
 from paged.runtime.steps import (
     COPY_ROOM,
@@ -43,7 +44,7 @@ class Programs:
         self._compiled: dict[Key, Compiled] = {}
         jobs = dict(_jobs(shapes, abstract(params)))
         with ThreadPoolExecutor(max(2, os.cpu_count() or 2)) as threads:
-            futures = {threads.submit(_compile, *job): key for key, job in jobs.items()}
+            futures = {threads.submit(_compile, shapes, key, job): key for key, job in jobs.items()}
             with progress(len(futures), "Compiling", " programs", show=show_progress) as advance:
                 for done in as_completed(futures):
                     self._compiled[futures[done]] = done.result()
@@ -67,7 +68,7 @@ def step_memory(shapes: StepShapes, params: Any) -> int:
         ("sample", shapes.buckets.sampling[-1], SamplingMode.LOGPROBS),
         ("score", shapes.buckets.mixed[-1]),
     )
-    reports = [_report(_compile(*jobs[key])) for key in largest]
+    reports = [_report(_compile(shapes, key, jobs[key])) for key in largest]
     temporary = max(report.temp_size_in_bytes for report in reports)
     outputs = max(report.output_size_in_bytes - report.alias_size_in_bytes for report in reports)
     return int(temporary + 2 * outputs)
@@ -91,10 +92,13 @@ Job = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
 """A function, its abstract arguments, and which of them are donated."""
 
 
-def _compile(
-    function: Callable[..., Any], args: tuple[Any, ...], donated: tuple[int, ...]
-) -> Compiled:
-    return jax.jit(function, donate_argnums=donated).lower(*args).compile()
+def _compile(shapes: StepShapes, key: Key, job: Job) -> Compiled:
+    function, args, donated = job
+    fixed = (shapes.model, shapes.cache, shapes.buckets, shapes.max_model_len, shapes.backend)
+    return load_or_compile(
+        (key, fixed, args, donated),
+        lambda: jax.jit(function, donate_argnums=donated).lower(*args).compile(),
+    )
 
 
 def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
@@ -102,15 +106,19 @@ def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
     cache = PagedKVCache.shapes(shapes.cache)
     slots = jax.eval_shape(shapes.slot_state)
     state = jax.eval_shape(shapes.sampler_state)
-    for bucket in shapes.buckets.all():
+
+    def forward_job(bucket: Bucket) -> Job:
         step = partial(forward, shapes=shapes, bucket=bucket)
-        inputs = (params, cache, slots, _int32(shapes.layout(bucket).size))
-        yield ("forward", bucket), (step, inputs, (1, 2))
-        out = jax.eval_shape(step, *inputs)[2]
-        if out.hidden is not None:
-            targets = _int32(bucket.num_tokens)
-            scorer = partial(score, shapes=shapes)
-            yield ("score", bucket.num_tokens), (scorer, (params, out.hidden, targets), ())
+        return step, (params, cache, slots, _int32(shapes.layout(bucket).size)), (1, 2)
+
+    smallest, inputs, _ = forward_job(shapes.buckets.all()[-1])
+    out = jax.eval_shape(smallest, *inputs)[2]
+    for bucket in shapes.buckets.all():
+        yield ("forward", bucket), forward_job(bucket)
+    for size in shapes.buckets.mixed:
+        hidden = jax.ShapeDtypeStruct((size, out.last_hidden.shape[1]), out.last_hidden.dtype)
+        scored = (params, hidden, _int32(size))
+        yield ("score", size), (partial(score, shapes=shapes), scored, ())
     for rows in shapes.buckets.sampling:
         for mode in SamplingMode:
             kept = state if mode >= SamplingMode.FILTERED else None
