@@ -121,7 +121,7 @@ def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
         yield ("score", size), (partial(score, shapes=shapes), scored, ())
     for rows in shapes.buckets.sampling:
         for mode in SamplingMode:
-            kept = state if mode >= SamplingMode.FILTERED else None
+            kept = state if mode >= SamplingMode.ADJUSTED else None
             args = (params, slots, kept, out.last_hidden, out.sampling)
             sampler = partial(sample, shapes=shapes, num_rows=rows, mode=mode)
             yield ("sample", rows, mode), (sampler, args, (1, 2))

@@ -53,10 +53,12 @@ class SlotRequest:
         params = self.params
         if params.logprobs is not None:
             return SamplingMode.LOGPROBS
-        filters = not params.greedy and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
-        if filters or self.has_history or self.rules:
-            return SamplingMode.FILTERED
-        return SamplingMode.GREEDY if params.greedy else SamplingMode.RANDOM
+        if self.has_history or self.rules:
+            return SamplingMode.ADJUSTED
+        if params.greedy:
+            return SamplingMode.GREEDY
+        filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+        return SamplingMode.FILTERED if filters else SamplingMode.RANDOM
 
     @property
     def has_history(self) -> bool:
@@ -173,7 +175,7 @@ class StepRunner:
         mode = SamplingMode(int(self._modes[[row.slot for row in plan.rows]].max()))
         rows = self.shapes.buckets.sampling_rows(len(plan.rows))
         sample = self._programs["sample", rows, mode]
-        kept = self._sampler if mode >= SamplingMode.FILTERED else None
+        kept = self._sampler if mode >= SamplingMode.ADJUSTED else None
         self._slots, kept, sampled = sample(
             self._params, self._slots, kept, out.last_hidden, out.sampling
         )

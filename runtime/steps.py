@@ -187,7 +187,7 @@ def sample(
 ) -> tuple[SlotState, SamplerState | None, Sampled]:
     """Choose the next token of the first `num_rows` rows. Slots and sampler state are donated.
 
-    `state` is None below FILTERED; for `last_hidden` and `sampling` see `ForwardOut`.
+    `state` is None below ADJUSTED; for `last_hidden` and `sampling` see `ForwardOut`.
     """
     rows = unpack_sampling(sampling[:num_rows])
     logits = shapes.family.logits(params, shapes.model, last_hidden[:num_rows])
