@@ -31,6 +31,7 @@ from jax.experimental.mosaic.gpu import profiler
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
 from paged.attention import BACKENDS, AttentionMetadata, Scoring, attention_metadata
+from paged.cache import Pages
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 16
 POOL_TOKENS = 1_000_000
@@ -195,7 +196,7 @@ def row_of(result: Result, case: Case) -> str:
 
 
 def attend(
-    q: jax.Array, pages: jax.Array, meta: AttentionMetadata, tables: list[jax.Array], decode: bool
+    q: jax.Array, pages: Pages, meta: AttentionMetadata, tables: list[jax.Array], decode: bool
 ) -> list[jax.Array]:
     """One layer's attention over each of several page tables, as layers follow each other."""
     backend = BACKENDS[meta.backend]()
@@ -234,7 +235,7 @@ def compiled(case: Case, backend: str) -> Callable[..., list[jax.Array]]:
     struct = jax.ShapeDtypeStruct
     table = struct(table_shape(case), jnp.int32)
     meta = jax.eval_shape(functools.partial(metadata, case, backend), table)
-    pages = struct((POOL_TOKENS // PAGE_SIZE, PAGE_SIZE, 2 * KV_HEADS, HEAD_DIM), DTYPE)
+    pages = jax.eval_shape(make_pool)
     q = struct((case.num_tokens, HEADS, HEAD_DIM), DTYPE)
     function = jax.jit(functools.partial(attend, decode=case.decode))
     return function.lower(q, pages, meta, [table] * case.calls).compile()
@@ -244,7 +245,7 @@ def measure(
     case: Case,
     backend: str,
     program: Callable[..., list[jax.Array]],
-    pool: jax.Array,
+    pool: Pages,
     ceilings: dict[str, float],
 ) -> Result:
     """Time a compiled case, and compare it with the reference where a case has it."""
@@ -284,12 +285,12 @@ def timed(function: Callable[..., Any], *args: Any) -> tuple[Any, float, float]:
 
 
 def relative_error(
-    case: Case, out: jax.Array, q: jax.Array, pool: jax.Array, tables: jax.Array
+    case: Case, out: jax.Array, q: jax.Array, pool: Pages, tables: jax.Array
 ) -> float:
     """Norm of the error of an output against the reference in float32, relative to the output."""
     # Only the pages in use, in float32: the pool four bytes wide would take twice its memory.
     used, places = np.unique(np.asarray(tables), return_inverse=True)
-    pages = pool[used].astype(jnp.float32)
+    pages = Pages(pool.values[used].astype(jnp.float32), None)
     meta = metadata(case, "xla", jnp.asarray(places.reshape(tables.shape), jnp.int32))
     with jax.default_matmul_precision("highest"):
         function = jax.jit(functools.partial(attend, decode=case.decode))
@@ -306,9 +307,10 @@ def random(seed: int, shape: tuple[int, ...]) -> jax.Array:
     return ((bits.astype(jnp.float32) - 127.5) / 74).astype(DTYPE)
 
 
-def make_pool() -> jax.Array:
+def make_pool() -> Pages:
     """The pages of one layer, 4 GB."""
-    return random(0, (POOL_TOKENS // PAGE_SIZE, PAGE_SIZE, 2 * KV_HEADS, HEAD_DIM))
+    values = random(0, (POOL_TOKENS // PAGE_SIZE, PAGE_SIZE, 2 * KV_HEADS, HEAD_DIM))
+    return Pages(values, None)
 
 
 def read_ceiling() -> float:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from paged.attention import AttentionMetadata
-from paged.cache import PagedKVCache
+from paged.cache import PagedKVCache, Pages
 from paged.models.config import ModelConfig
 from paged.models.rope import Rotation, rotation
 from paged.models.weights import Dense, Embedding, Linear, embedding, fused_linear, linear, vector
@@ -60,13 +60,13 @@ class Layer(Protocol):
         self,
         params: Any,
         x: jax.Array,
-        pages: jax.Array,
+        pages: Pages,
         angles: Rotation,
         meta: AttentionMetadata,
         *,
         config: ModelConfig,
         window: int | None,
-    ) -> tuple[jax.Array, jax.Array]: ...
+    ) -> tuple[jax.Array, Pages]: ...
 
 
 def norm(name: str, size: int) -> Any:

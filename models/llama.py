@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from paged.attention import AttentionMetadata, Scoring, paged_attention
+from paged.cache import Pages
 from paged.models.config import ModelConfig
 from paged.models.layers import (
     DecoderParams,
@@ -36,13 +37,13 @@ def specs(config: ModelConfig) -> DecoderParams:
 def layer(
     params: LayerParams,
     x: jax.Array,
-    pages: jax.Array,
+    pages: Pages,
     angles: Rotation,
     meta: AttentionMetadata,
     *,
     config: ModelConfig,
     window: int | None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, Pages]:
     """See `paged.models.layers.Layer`."""
     normed = rms_norm(x, params.attention_norm, config.rms_norm_eps)
     q, k, v = split_qkv(params.qkv(normed))

@@ -9,6 +9,7 @@ import jax
 from flax import struct
 
 from paged.attention import AttentionMetadata, Scoring, paged_attention
+from paged.cache import Pages
 from paged.models.config import ModelConfig
 from paged.models.layers import (
     DecoderParams,
@@ -62,13 +63,13 @@ def _layer_specs(config: ModelConfig, index: int) -> Qwen3LayerParams:
 def layer(
     params: Qwen3LayerParams,
     x: jax.Array,
-    pages: jax.Array,
+    pages: Pages,
     angles: Rotation,
     meta: AttentionMetadata,
     *,
     config: ModelConfig,
     window: int | None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, Pages]:
     """See `paged.models.layers.Layer`."""
     normed = rms_norm(x, params.attention_norm, config.rms_norm_eps)
     q, k, v = split_qkv(params.qkv(normed))

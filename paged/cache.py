@@ -1,9 +1,13 @@
-"""The paged KV cache on the device: one page array per layer, written in place.
+"""The paged KV cache on the device: the pages of each layer, written in place.
 
 A page holds the keys and values of `page_size` consecutive tokens of one sequence for one layer.
-Each layer has its own array, so that a donated in-place write never copies a neighbour. Page 0 is
+Each layer has its own arrays, so that a donated in-place write never copies a neighbour. Page 0 is
 the null page (`paged.pool.NULL_PAGE`): page tables are padded with it and nothing reads it
 unmasked.
+
+Pages of 8 bits hold twice as much. Floats of 8 bits are rounded, and saturate where a key or value
+is beyond their range. Integers of 8 bits are a head of a token each relative to its largest
+element, and its scale stands beside the page.
 """
 
 from __future__ import annotations
@@ -17,6 +21,24 @@ from flax import struct
 DROPPED = 2**30
 """Write indices from here on are beyond any page: what is written there is dropped."""
 
+KV_DTYPES = {
+    "float32": jnp.dtype(jnp.float32),
+    "bfloat16": jnp.dtype(jnp.bfloat16),
+    "float16": jnp.dtype(jnp.float16),
+    "fp8": jnp.dtype(jnp.float8_e4m3fn),
+    "fp8_e4m3": jnp.dtype(jnp.float8_e4m3fn),
+    "fp8_e5m2": jnp.dtype(jnp.float8_e5m2),
+    "int8": jnp.dtype(jnp.int8),
+}
+"""Element types of pages, by the name that users give them."""
+
+SCALE_DTYPE = jnp.dtype(jnp.bfloat16)
+
+
+def has_scales(dtype: jnp.dtype) -> bool:
+    """Whether pages of this type need scales beside them."""
+    return jnp.issubdtype(dtype, jnp.integer)
+
 
 @dataclass(frozen=True)
 class CacheSpec:
@@ -28,7 +50,7 @@ class CacheSpec:
         page_size: tokens a page holds.
         num_kv_heads: key heads (and as many value heads) per layer.
         head_dim: elements of one head.
-        dtype: element type of the pages.
+        dtype: element type of the pages, one of KV_DTYPES.
     """
 
     num_layers: int
@@ -45,25 +67,48 @@ class CacheSpec:
 
     @property
     def bytes_per_page(self) -> int:
-        """Bytes one page takes over all layers."""
-        elements = self.page_size * 2 * self.num_kv_heads * self.head_dim
-        return self.num_layers * elements * jnp.dtype(self.dtype).itemsize
+        """Bytes one page takes over all layers, scales included."""
+        bytes_per_head = self.head_dim * jnp.dtype(self.dtype).itemsize
+        if has_scales(self.dtype):
+            bytes_per_head += SCALE_DTYPE.itemsize
+        return self.num_layers * self.page_size * 2 * self.num_kv_heads * bytes_per_head
+
+
+@struct.dataclass
+class Pages:
+    """The pages of one layer.
+
+    Attributes:
+        values: [num_pages, page_size, 2 * Hkv, D]: the key heads of a token, then its value heads.
+        scales: [num_pages, page_size, 2 * Hkv] in SCALE_DTYPE, by which each head's values are to
+            be multiplied; None where they stand for themselves.
+    """
+
+    values: jax.Array
+    scales: jax.Array | None
+
+    @property
+    def kv_heads(self) -> int:
+        return self.values.shape[2] // 2
+
+    @classmethod
+    def zeros(cls, spec: CacheSpec) -> Pages:
+        """Allocate the pages of a layer, zeroed."""
+        shape = spec.layer_shape
+        scales = jnp.zeros(shape[:-1], SCALE_DTYPE) if has_scales(spec.dtype) else None
+        return cls(jnp.zeros(shape, spec.dtype), scales)
 
 
 @struct.dataclass
 class PagedKVCache:
-    """The pages of every layer, as a pytree that is donated through each step.
+    """The pages of every layer, as a pytree that is donated through each step."""
 
-    Attributes:
-        layers: per layer [num_pages, page_size, 2 * num_kv_heads, head_dim].
-    """
-
-    layers: tuple[jax.Array, ...]
+    layers: tuple[Pages, ...]
 
     @classmethod
     def zeros(cls, spec: CacheSpec) -> PagedKVCache:
         """Allocate every page, zeroed."""
-        return cls(tuple(jnp.zeros(spec.layer_shape, spec.dtype) for _ in range(spec.num_layers)))
+        return cls(tuple(Pages.zeros(spec) for _ in range(spec.num_layers)))
 
     @classmethod
     def shapes(cls, spec: CacheSpec) -> PagedKVCache:
@@ -71,24 +116,42 @@ class PagedKVCache:
         return jax.eval_shape(lambda: cls.zeros(spec))
 
 
-def write_kv(pages: jax.Array, k: jax.Array, v: jax.Array, write_index: jax.Array) -> jax.Array:
+def write_kv(pages: Pages, k: jax.Array, v: jax.Array, write_index: jax.Array) -> Pages:
     """Store the keys and values of T tokens at their places in one layer's pages.
 
     Args:
-        pages: [num_pages, page_size, 2 * kv_heads, head_dim].
-        k, v: [T, kv_heads, head_dim].
+        k, v: [T, Hkv, D].
         write_index: [T] int32, `page * page_size + offset`, or from DROPPED on for padding tokens.
             All entries differ, which lets XLA write in place with one kernel.
     """
-    num_pages, page_size, heads, head_dim = pages.shape
-    flat = pages.reshape(num_pages * page_size, heads, head_dim)
-    kv = jnp.concatenate([k, v], axis=1).astype(pages.dtype)
+    kv = jnp.concatenate([k, v], axis=1)
     if len(write_index) == 1:
         # XLA rewrites a scatter of one row into a form that copies the whole array on CPU.
         kv = jnp.concatenate([kv, kv])
         write_index = jnp.concatenate([write_index, jnp.full(1, DROPPED + 1, jnp.int32)])
-    flat = flat.at[write_index].set(kv, mode="drop", unique_indices=True)
-    return flat.reshape(pages.shape)
+
+    def write(stored: jax.Array, new: jax.Array) -> jax.Array:
+        flat = stored.reshape(-1, *stored.shape[2:])
+        flat = flat.at[write_index].set(new, mode="drop", unique_indices=True)
+        return flat.reshape(stored.shape)
+
+    return jax.tree.map(write, pages, as_stored(kv, pages.values.dtype))
+
+
+def as_stored(kv: jax.Array, dtype: jnp.dtype) -> Pages:
+    """Keys or values [..., D] as pages of `dtype` hold them: values [..., D], scales [...]."""
+    if not has_scales(dtype):
+        if kv.dtype != dtype:
+            limit = float(jnp.finfo(dtype).max)
+            kv = jnp.clip(kv, -limit, limit)
+        return Pages(kv.astype(dtype), None)
+    wide = kv.astype(jnp.float32)
+    largest = int(jnp.iinfo(dtype).max)
+    # Rounding the scale first costs no precision: values are rounded to multiples of what is kept.
+    scales = (jnp.abs(wide).max(axis=-1) / largest).astype(SCALE_DTYPE)
+    steps = wide / jnp.where(scales > 0, scales, 1).astype(jnp.float32)[..., None]
+    values = jnp.clip(jnp.round(steps), -largest, largest).astype(dtype)
+    return Pages(values, scales)
 
 
 def copy_pages(cache: PagedKVCache, source: jax.Array, target: jax.Array) -> PagedKVCache:
@@ -99,9 +162,8 @@ def copy_pages(cache: PagedKVCache, source: jax.Array, target: jax.Array) -> Pag
         source, target: [N] int32 page ids; a target out of range drops its copy. Targets differ,
             and no target is a source of the same call.
     """
-    return PagedKVCache(
-        tuple(
-            pages.at[target].set(pages[source], mode="drop", unique_indices=True)
-            for pages in cache.layers
-        )
-    )
+
+    def copy(stored: jax.Array) -> jax.Array:
+        return stored.at[target].set(stored[source], mode="drop", unique_indices=True)
+
+    return jax.tree.map(copy, cache)

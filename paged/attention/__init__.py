@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from paged.attention.metadata import AttentionMetadata, attention_metadata
 from paged.attention.scoring import Scoring
-from paged.cache import write_kv
+from paged.cache import Pages, write_kv
 
 __all__ = [
     "BACKENDS",
@@ -45,7 +45,7 @@ class DecodeAttention(Protocol):
     def __call__(
         self,
         q: jax.Array,
-        pages: jax.Array,
+        pages: Pages,
         lengths: jax.Array,
         meta: AttentionMetadata,
         scoring: Scoring,
@@ -63,7 +63,7 @@ class PrefillAttention(Protocol):
     def __call__(
         self,
         q: jax.Array,
-        pages: jax.Array,
+        pages: Pages,
         meta: AttentionMetadata,
         scoring: Scoring,
         sinks: jax.Array | None,
@@ -115,16 +115,16 @@ def paged_attention(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    pages: jax.Array,
+    pages: Pages,
     meta: AttentionMetadata,
     scoring: Scoring,
     sinks: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, Pages]:
     """Write this step's keys and values into one layer's pages, then attend over the pages.
 
     Args:
         q: [T, Hq, D]; k, v: [T, Hkv, D], after rotary embedding.
-        pages: [num_pages, page_size, 2 * Hkv, D], updated in place when donated.
+        pages: updated in place when donated.
         scoring: what becomes of a product q·k.
         sinks: [Hq] float32, a score of each query head that joins the softmax of every query as
             one more position would that has no value (gpt-oss); neither scaled nor capped.

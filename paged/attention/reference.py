@@ -14,6 +14,7 @@ from jax import lax
 
 from paged.attention.metadata import AttentionMetadata
 from paged.attention.scoring import Scoring
+from paged.cache import Pages
 
 TILE_SIZE = 64
 SPAN = 128
@@ -24,7 +25,7 @@ Running = tuple[jax.Array, jax.Array, jax.Array]
 
 def decode_attention(
     q: jax.Array,
-    pages: jax.Array,
+    pages: Pages,
     lengths: jax.Array,
     meta: AttentionMetadata,
     scoring: Scoring,
@@ -32,14 +33,14 @@ def decode_attention(
 ) -> jax.Array:
     """See `paged.attention.DecodeAttention`."""
     num_rows, num_heads, head_dim = q.shape
-    kv_heads = pages.shape[2] // 2
+    kv_heads = pages.kv_heads
     tables = meta.page_tables[meta.slots]
     queries = q.reshape(num_rows, kv_heads, num_heads // kv_heads, 1, head_dim)
     position = lengths[:, None] - 1
 
     def step(span: jax.Array, running: Running) -> Running:
-        k, v = _gather_span(pages, tables, span)
-        return _attend(running, queries, k, v, span, position, scoring)
+        kv = _gather_span(pages, tables, span)
+        return _attend(running, queries, kv, span, position, scoring)
 
     # Rows without a query see nothing, and must not make the others start from the beginning.
     shortest = jnp.min(jnp.where(lengths > 0, lengths, jnp.iinfo(jnp.int32).max))
@@ -52,14 +53,14 @@ def decode_attention(
 
 def prefill_attention(
     q: jax.Array,
-    pages: jax.Array,
+    pages: Pages,
     meta: AttentionMetadata,
     scoring: Scoring,
     sinks: jax.Array | None,
 ) -> jax.Array:
     """See `paged.attention.PrefillAttention`."""
     num_tokens, num_heads, head_dim = q.shape
-    kv_heads = pages.shape[2] // 2
+    kv_heads = pages.kv_heads
     size = meta.tile_size
     # A chunk's last tile may reach past the flat tokens; the next tile overwrites what it spills.
     padded = jnp.pad(q, ((0, size), (0, 0), (0, 0)))
@@ -76,8 +77,8 @@ def prefill_attention(
         table = meta.page_tables[meta.slots[row]][None]
 
         def step(span: jax.Array, running: Running) -> Running:
-            k, v = _gather_span(pages, table, span)
-            return _attend(running, queries, k, v, span, position, scoring)
+            kv = _gather_span(pages, table, span)
+            return _attend(running, queries, kv, span, position, scoring)
 
         window = scoring.window
         first = 0 if window is None else jnp.maximum(first_position - window + 1, 0) // SPAN
@@ -88,20 +89,21 @@ def prefill_attention(
     return lax.fori_loop(0, meta.num_tiles, tile, jnp.zeros_like(padded))[:num_tokens]
 
 
-def _gather_span(
-    pages: jax.Array, tables: jax.Array, span: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Keys and values [R, Hkv, SPAN, D] at positions span * SPAN onwards of each table [R, P].
+def _gather_span(pages: Pages, tables: jax.Array, span: jax.Array) -> Pages:
+    """What each table [R, P] holds at positions span * SPAN onwards: values [R, 2 * Hkv, SPAN, D].
 
     Whole pages are taken, and heads are brought ahead of positions here: XLA's CPU products over
     strided operands are several times slower than the copy. Page sizes divide SPAN.
     """
-    num_pages, page_size, heads, head_dim = pages.shape
-    per_span = SPAN // page_size
+    per_span = SPAN // pages.values.shape[1]
     entry = jnp.minimum(span * per_span + jnp.arange(per_span), tables.shape[1] - 1)
-    taken = jnp.take(pages.reshape(num_pages, -1), tables[:, entry], axis=0, mode="clip")
-    kv = taken.reshape(-1, SPAN, heads, head_dim).transpose(0, 2, 1, 3)
-    return kv[:, : heads // 2], kv[:, heads // 2 :]
+
+    def gather(stored: jax.Array) -> jax.Array:
+        flat = stored.reshape(len(stored), -1)
+        taken = jnp.take(flat, tables[:, entry], axis=0, mode="clip")
+        return jnp.swapaxes(taken.reshape(-1, SPAN, *stored.shape[2:]), 1, 2)
+
+    return jax.tree.map(gather, pages)
 
 
 def _start(queries: jax.Array, sinks: jax.Array | None) -> Running:
@@ -117,8 +119,7 @@ def _start(queries: jax.Array, sinks: jax.Array | None) -> Running:
 def _attend(
     running: Running,
     queries: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    kv: Pages,
     span: jax.Array,
     position: jax.Array,
     scoring: Scoring,
@@ -126,10 +127,12 @@ def _attend(
     """Fold one span of keys and values into the running softmax.
 
     Args:
-        queries: [R, Hkv, G, Q, D]; k, v: [R, Hkv, SPAN, D].
+        queries: [R, Hkv, G, Q, D].
+        kv: see `_gather_span`.
         position: [R, Q] int32 position of each query; a negative one sees nothing.
     """
     out, maximum, total = running
+    k, v = jnp.split(_unpacked(kv), 2, axis=1)
     scores = jnp.einsum("rhgqd,rhsd->rhgqs", queries, k, preferred_element_type=jnp.float32)
     scores *= scoring.scale
     if scoring.soft_cap is not None:
@@ -153,6 +156,12 @@ def _attend(
         new_maximum,
         total * decay + weights.sum(axis=-1),
     )
+
+
+def _unpacked(kv: Pages) -> jax.Array:
+    """Keys and values as they are to be multiplied, those of 8 bits in float32."""
+    values = kv.values.astype(jnp.float32) if kv.values.dtype.itemsize == 1 else kv.values
+    return values if kv.scales is None else values * kv.scales.astype(jnp.float32)[..., None]
 
 
 def _finish(running: Running) -> jax.Array:

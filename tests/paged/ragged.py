@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paged.attention import BACKENDS, Scoring, attention_metadata, paged_attention
+from paged.cache import KV_DTYPES, CacheSpec, Pages, as_stored
 
 Array = np.ndarray[Any, Any]
 
@@ -30,13 +31,17 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """What a step is compiled for: R rows, T tokens, and P pages in each of S page tables."""
+    """What a step is compiled for: R rows, T tokens, and P pages in each of S page tables.
+
+    Pages are of `kv_dtype`, by the name that users give it, or of `dtype`.
+    """
 
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 64
     page_size: int = 16
     dtype: str = "float32"
+    kv_dtype: str | None = None
     window: int | None = None
     soft_cap: float | None = None
     sinks: bool = False
@@ -53,8 +58,15 @@ class Shape:
         return self.num_rows + 2
 
     @property
-    def num_pages(self) -> int:
-        return self.num_slots * self.pages_per_table + 1
+    def spec(self) -> CacheSpec:
+        return CacheSpec(
+            num_layers=1,
+            num_pages=self.num_slots * self.pages_per_table + 1,
+            page_size=self.page_size,
+            num_kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            dtype=KV_DTYPES[self.kv_dtype or self.dtype],
+        )
 
     @property
     def scoring(self) -> Scoring:
@@ -71,9 +83,10 @@ class Batch:
 
     Attributes:
         q, k, v: [T, heads, D], NaN where padded.
-        pages: [num_pages, page_size, 2 * Hkv, D].
+        pages: NumPy arrays.
         tables: [S, P]; slots, query_len, context_len: [R].
-        keys, values: per row [context + query, Hkv, D].
+        kv: per row the keys and values of its sequence as pages hold them, NumPy arrays
+            [context + query, 2 * Hkv, D].
         sinks: [Hq], or None.
     """
 
@@ -81,13 +94,12 @@ class Batch:
     q: Array
     k: Array
     v: Array
-    pages: Array
+    pages: Pages
     tables: Array
     slots: Array
     query_len: Array
     context_len: Array
-    keys: list[Array]
-    values: list[Array]
+    kv: list[Pages]
     sinks: Array | None
 
 
@@ -110,12 +122,11 @@ def make_batch(shape: Shape, rows: Sequence[Row], seed: int = 0) -> Batch:
     values = [draw(length, shape.kv_heads, shape.head_dim) for length in lengths]
     queries = [draw(row.query, shape.heads, shape.head_dim) for row in rows]
     slots = rng.permutation(shape.num_slots)[: shape.num_rows].astype(np.int32)
-    free = iter(rng.permutation(shape.num_pages - 1) + 1)
+    kv = [stored(shape, np.concatenate(pair, axis=1)) for pair in zip(keys, values, strict=True)]
+    free = iter(rng.permutation(shape.spec.num_pages - 1) + 1)
     tables = np.zeros((shape.num_slots, shape.pages_per_table), np.int32)
-    pages = np.full(
-        (shape.num_pages, shape.page_size, 2 * shape.kv_heads, shape.head_dim), np.nan, np.float32
-    )
-    for row, slot, key, value in zip(rows, slots, keys, values, strict=False):
+    pages = poisoned_pages(shape)
+    for row, slot, tokens in zip(rows, slots, kv, strict=False):
         for entry in range(-(-(row.context + row.query) // shape.page_size)):
             begin = entry * shape.page_size
             end = min(begin + shape.page_size, row.context)
@@ -123,9 +134,7 @@ def make_batch(shape: Shape, rows: Sequence[Row], seed: int = 0) -> Batch:
                 continue
             tables[slot, entry] = next(free)
             if begin < end:
-                pages[tables[slot, entry], : end - begin] = np.concatenate(
-                    [key[begin:end], value[begin:end]], axis=1
-                )
+                put(pages, (tables[slot, entry], slice(end - begin)), tokens, slice(begin, end))
     padding = [0] * (shape.num_rows - len(rows))
     return Batch(
         rows=rows,
@@ -137,16 +146,41 @@ def make_batch(shape: Shape, rows: Sequence[Row], seed: int = 0) -> Batch:
         slots=slots,
         query_len=np.array([row.query for row in rows] + padding, np.int32),
         context_len=np.array([row.context for row in rows] + padding, np.int32),
-        keys=keys,
-        values=values,
+        kv=kv,
         sinks=2 * rng.standard_normal(shape.heads, np.float32) if shape.sinks else None,
     )
+
+
+def stored(shape: Shape, tokens: Array) -> Pages:
+    """Keys or values as pages hold them, NumPy arrays."""
+    held = as_stored(jnp.asarray(tokens, shape.dtype), shape.spec.dtype)
+    return jax.tree.map(np.array, held)
+
+
+def meant(kv: Pages) -> Array:
+    """The numbers that stored keys and values stand for, float64."""
+    values = kv.values.astype(np.float64)
+    return values if kv.scales is None else values * kv.scales.astype(np.float64)[..., None]
+
+
+def poisoned_pages(shape: Shape) -> Pages:
+    """Pages of nothing but NaN, NumPy arrays."""
+    pages = jax.tree.map(np.array, Pages.zeros(shape.spec))
+    (pages.values if pages.scales is None else pages.scales)[...] = np.nan
+    return pages
+
+
+def put(pages: Pages, place: Any, tokens: Pages, which: Any) -> None:
+    """Store some tokens of a sequence at a place."""
+    for target, source in zip(jax.tree.leaves(pages), jax.tree.leaves(tokens), strict=True):
+        target[place] = source[which]
 
 
 def expected_output(shape: Shape, batch: Batch) -> Array:
     """Attention of all tokens of the batch, [tokens, heads, D] float64."""
     done, begin = [np.zeros((0, shape.heads, shape.head_dim))], 0
-    for row, key, value in zip(batch.rows, batch.keys, batch.values, strict=True):
+    for row, tokens in zip(batch.rows, batch.kv, strict=True):
+        key, value = np.split(meant(tokens), 2, axis=1)
         q = batch.q[begin : begin + row.query].astype(np.float64)
         begin += row.query
         group = shape.heads // shape.kv_heads
@@ -172,17 +206,13 @@ def softmax(scores: Array, sinks: Array | None) -> Array:
     return weights[..., :-1] / weights.sum(axis=-1, keepdims=True)
 
 
-def expected_pages(shape: Shape, batch: Batch) -> Array:
+def expected_pages(shape: Shape, batch: Batch) -> Pages:
     """The pages after the step: its keys and values in their places, all else untouched."""
-    pages = batch.pages.copy()
-    for row, slot, key, value in zip(
-        batch.rows, batch.slots, batch.keys, batch.values, strict=False
-    ):
+    pages = jax.tree.map(np.copy, batch.pages)
+    for row, slot, tokens in zip(batch.rows, batch.slots, batch.kv, strict=False):
         for position in range(row.context, row.context + row.query):
             page = batch.tables[slot, position // shape.page_size]
-            pages[page, position % shape.page_size] = np.concatenate(
-                [key[position], value[position]]
-            )
+            put(pages, (page, position % shape.page_size), tokens, position)
     return pages
 
 
@@ -194,13 +224,13 @@ def step(shape: Shape, backend: str, decode_only: bool) -> Any:
         q: jax.Array,
         k: jax.Array,
         v: jax.Array,
-        pages: jax.Array,
+        pages: Pages,
         tables: jax.Array,
         slots: jax.Array,
         query_len: jax.Array,
         context_len: jax.Array,
         sinks: jax.Array | None,
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[jax.Array, Pages]:
         meta = attention_metadata(
             tables,
             slots,
@@ -217,15 +247,21 @@ def step(shape: Shape, backend: str, decode_only: bool) -> Any:
     return jax.jit(run)
 
 
-def run(shape: Shape, batch: Batch, backend: str, decode_only: bool = False) -> tuple[Array, Array]:
-    """Output [T, heads, D] and pages after the step, float32."""
-    floats = (jnp.asarray(x, shape.dtype) for x in (batch.q, batch.k, batch.v, batch.pages))
+def run(shape: Shape, batch: Batch, backend: str, decode_only: bool = False) -> tuple[Array, Pages]:
+    """Output [T, heads, D] float32, and pages after the step as NumPy arrays."""
+    floats = (jnp.asarray(x, shape.dtype) for x in (batch.q, batch.k, batch.v))
     # The default product of float32 on a GPU is less precise than what is tested.
     with jax.default_matmul_precision("highest"):
         out, pages = step(shape, backend, decode_only)(
-            *floats, batch.tables, batch.slots, batch.query_len, batch.context_len, batch.sinks
+            *floats,
+            jax.tree.map(jnp.asarray, batch.pages),
+            batch.tables,
+            batch.slots,
+            batch.query_len,
+            batch.context_len,
+            batch.sinks,
         )
-    return np.asarray(out, np.float32), np.asarray(pages, np.float32)
+    return np.asarray(out, np.float32), jax.tree.map(np.asarray, pages)
 
 
 def check(
@@ -238,4 +274,4 @@ def check(
     np.testing.assert_allclose(
         out[: len(expected)], expected, atol=shape.tolerance, rtol=shape.tolerance
     )
-    np.testing.assert_array_equal(pages, expected_pages(shape, batch))
+    np.testing.assert_array_equal(meant(pages), meant(expected_pages(shape, batch)))

@@ -66,6 +66,12 @@ SHAPES = {
     "window beyond all": Shape(window=2000),
     "sinks": Shape(heads=12, sinks=True),
     "sinks, window and soft cap": Shape(sinks=True, window=100, soft_cap=5.0, dtype="bfloat16"),
+    "fp8": Shape(kv_dtype="fp8", head_dim=80),
+    "fp8 e5m2": Shape(kv_dtype="fp8_e5m2", dtype="float16"),
+    "fp8 beside bfloat16": Shape(kv_dtype="fp8", dtype="bfloat16", heads=16, window=100),
+    "int8": Shape(kv_dtype="int8", soft_cap=3.0, sinks=True),
+    "int8 beside bfloat16": Shape(kv_dtype="int8", dtype="bfloat16", head_dim=128, page_size=64),
+    "int8 beside float16": Shape(kv_dtype="int8", dtype="float16", window=30),
     "soft cap": Shape(soft_cap=3.0),
     "window and soft cap": Shape(window=100, soft_cap=20.0, heads=6, dtype="bfloat16"),
 }

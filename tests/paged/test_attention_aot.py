@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from paged.cache import Pages
 from tests.paged import aot
 from tests.paged.ragged import Shape, step
 
@@ -31,7 +32,7 @@ def compiled(shape: Shape, backend: str = "triton") -> jax.stages.Compiled:
         tokens((shape.num_tokens, shape.heads, shape.head_dim)),
         tokens((shape.num_tokens, shape.kv_heads, shape.head_dim)),
         tokens((shape.num_tokens, shape.kv_heads, shape.head_dim)),
-        tokens((shape.num_pages, shape.page_size, 2 * shape.kv_heads, shape.head_dim)),
+        jax.eval_shape(lambda: Pages.zeros(shape.spec)),
         vector((shape.num_slots, shape.pages_per_table)),
         vector((shape.num_rows,)),
         vector((shape.num_rows,)),
@@ -42,12 +43,15 @@ def compiled(shape: Shape, backend: str = "triton") -> jax.stages.Compiled:
 
 
 @pytest.mark.parametrize("shape", [MIXED, DECODE], ids=["mixed", "decode"])
-def test_pages_are_updated_in_place_and_nothing_loops_over_the_host(shape: Shape) -> None:
+@pytest.mark.parametrize("kv_dtype", [None, "fp8", "int8"])
+def test_pages_are_updated_in_place_and_nothing_loops_over_the_host(
+    shape: Shape, kv_dtype: str | None
+) -> None:
+    shape = dataclasses.replace(shape, kv_dtype=kv_dtype)
     program = compiled(shape)
     memory = program.memory_analysis()
     assert memory is not None
-    bytes_of_pages = shape.num_pages * shape.page_size * 2 * shape.kv_heads * shape.head_dim * 2
-    assert memory.temp_size_in_bytes < bytes_of_pages // 8
+    assert memory.temp_size_in_bytes < shape.spec.num_pages * shape.spec.bytes_per_page // 8
     text = program.as_text()
     assert text is not None
     assert "paged_decode" in text

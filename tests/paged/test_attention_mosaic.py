@@ -12,6 +12,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from paged import attention
 from paged.attention import triton
 from paged.attention.mosaic import prefill as mosaic
+from paged.cache import Pages
 from tests.paged.ragged import Row, Shape, check
 
 SHAPE = Shape(heads=4, kv_heads=1, dtype="bfloat16", num_rows=4, num_tokens=300, max_len=512)
@@ -65,16 +66,19 @@ def test_sweep(options: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "head_dim", "supported"),
+    ("dtype", "kv_dtype", "head_dim", "supported"),
     [
-        ("bfloat16", 128, True),
-        ("float16", 64, True),
-        ("float32", 128, False),
-        ("bfloat16", 80, False),
-        ("bfloat16", 320, False),
+        ("bfloat16", None, 128, True),
+        ("float16", None, 64, True),
+        ("float32", None, 128, False),
+        ("bfloat16", "float8_e4m3fn", 128, False),
+        ("bfloat16", None, 80, False),
+        ("bfloat16", None, 320, False),
     ],
 )
-def test_what_it_leaves_to_triton(dtype: str, head_dim: int, supported: bool) -> None:
+def test_what_it_leaves_to_triton(
+    dtype: str, kv_dtype: str | None, head_dim: int, supported: bool
+) -> None:
     q = jnp.zeros((2, 2, head_dim), dtype)
-    pages = jnp.zeros((1, 16, 2, head_dim), dtype)
+    pages = Pages(jnp.zeros((1, 16, 2, head_dim), kv_dtype or dtype), None)
     assert mosaic.supports(q, pages) is supported

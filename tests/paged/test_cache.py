@@ -7,58 +7,109 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paged.cache import DROPPED, CacheSpec, PagedKVCache, copy_pages, write_kv
-
-SPEC = CacheSpec(
-    num_layers=2,
-    num_pages=5,
-    page_size=4,
-    num_kv_heads=2,
-    head_dim=8,
-    dtype=jnp.dtype(jnp.bfloat16),
+from paged.cache import (
+    DROPPED,
+    KV_DTYPES,
+    CacheSpec,
+    PagedKVCache,
+    Pages,
+    as_stored,
+    copy_pages,
+    write_kv,
 )
 
-
-def random_pages(seed: int = 0) -> jax.Array:
-    return jax.random.normal(jax.random.key(seed), SPEC.layer_shape).astype(SPEC.dtype)
+dtypes = pytest.mark.parametrize("dtype", ["bfloat16", "fp8", "int8"])
 
 
-def random_tokens(count: int) -> tuple[jax.Array, jax.Array]:
-    k, v = jax.random.normal(jax.random.key(7), (2, count, SPEC.num_kv_heads, SPEC.head_dim))
+def spec_of(dtype: str) -> CacheSpec:
+    return CacheSpec(
+        num_layers=2,
+        num_pages=5,
+        page_size=4,
+        num_kv_heads=2,
+        head_dim=8,
+        dtype=KV_DTYPES[dtype],
+    )
+
+
+def random_pages(spec: CacheSpec, seed: int = 0) -> Pages:
+    return as_stored(jax.random.normal(jax.random.key(seed), spec.layer_shape), spec.dtype)
+
+
+def random_tokens(spec: CacheSpec, count: int) -> tuple[jax.Array, jax.Array]:
+    k, v = jax.random.normal(jax.random.key(7), (2, count, spec.num_kv_heads, spec.head_dim))
     return k, v
 
 
+def assert_equal(pages: Pages, expected: Pages) -> None:
+    jax.tree.map(np.testing.assert_array_equal, pages, expected)
+
+
+@dtypes
 @pytest.mark.parametrize("count", [1, 3])
-def test_tokens_go_to_their_places_and_nothing_else_changes(count: int) -> None:
-    pages = random_pages()
-    k, v = random_tokens(count)
+def test_tokens_go_to_their_places_and_nothing_else_changes(dtype: str, count: int) -> None:
+    spec = spec_of(dtype)
+    pages = random_pages(spec)
+    k, v = random_tokens(spec, count)
     places = [13, 6, 7][:count]
     written = write_kv(pages, k, v, jnp.asarray(places, jnp.int32))
-    expected = np.array(pages)
-    for place, key, value in zip(places, k, v, strict=True):
-        page, offset = divmod(place, SPEC.page_size)
-        expected[page, offset] = np.concatenate([key, value]).astype(expected.dtype)
-    np.testing.assert_array_equal(written, expected)
+    tokens = as_stored(jnp.concatenate([k, v], axis=1), spec.dtype)
+
+    def put(before: jax.Array, new: jax.Array) -> np.ndarray:
+        expected = np.array(before)
+        for place, token in zip(places, new, strict=True):
+            expected[divmod(place, spec.page_size)] = token
+        return expected
+
+    assert_equal(written, jax.tree.map(put, pages, tokens))
 
 
+@dtypes
 @pytest.mark.parametrize("count", [1, 3])
-def test_padding_tokens_are_dropped(count: int) -> None:
-    pages = random_pages()
+def test_padding_tokens_are_dropped(dtype: str, count: int) -> None:
+    spec = spec_of(dtype)
+    pages = random_pages(spec)
     nowhere = DROPPED + jnp.arange(count, dtype=jnp.int32)
-    written = write_kv(pages, *random_tokens(count), nowhere)
-    np.testing.assert_array_equal(written, pages)
+    assert_equal(write_kv(pages, *random_tokens(spec, count), nowhere), pages)
 
 
-def test_pages_are_copied_in_every_layer() -> None:
-    layers = (random_pages(0), random_pages(1))
+@dtypes
+def test_pages_are_copied_in_every_layer(dtype: str) -> None:
+    layers = (random_pages(spec_of(dtype), 0), random_pages(spec_of(dtype), 1))
     source, target = jnp.asarray([1, 2, 0]), jnp.asarray([3, 4, DROPPED])
     copied = copy_pages(PagedKVCache(layers), source, target)
     for before, after in zip(layers, copied.layers, strict=True):
-        np.testing.assert_array_equal(after, before[jnp.asarray([0, 1, 2, 1, 2])])
+        which = jnp.asarray([0, 1, 2, 1, 2])
+        assert_equal(after, jax.tree.map(lambda x, which=which: x[which], before))
 
 
-def test_bytes_per_page_count_what_is_allocated() -> None:
-    cache = PagedKVCache.zeros(SPEC)
-    assert sum(layer.nbytes for layer in cache.layers) == SPEC.bytes_per_page * SPEC.num_pages
-    shapes = PagedKVCache.shapes(SPEC)
-    assert [(s.shape, s.dtype) for s in shapes.layers] == [(x.shape, x.dtype) for x in cache.layers]
+@dtypes
+def test_bytes_per_page_count_what_is_allocated(dtype: str) -> None:
+    spec = spec_of(dtype)
+    arrays = jax.tree.leaves(PagedKVCache.zeros(spec))
+    assert sum(array.nbytes for array in arrays) == spec.bytes_per_page * spec.num_pages
+    shapes = jax.tree.leaves(PagedKVCache.shapes(spec))
+    assert [(s.shape, s.dtype) for s in shapes] == [(x.shape, x.dtype) for x in arrays]
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("fp8", 448), ("fp8_e5m2", 57344)])
+def test_floats_of_8_bits_are_rounded_and_saturate(dtype: str, limit: int) -> None:
+    exact = [0, 1.25, -0.875, 2.0**-9, limit, -limit]
+    values = jnp.asarray([*exact, 1.0625, 2 * limit, -1e9, np.nan], jnp.float32)
+    stored = as_stored(values, KV_DTYPES[dtype])
+    assert stored.scales is None
+    wide = np.asarray(stored.values, np.float32)
+    np.testing.assert_array_equal(wide, [*exact, 1, limit, -limit, np.nan])
+
+
+def test_integers_of_8_bits_err_by_half_a_step_of_their_head() -> None:
+    """Whatever the size of a head's elements, and though scales are of 8 significant bits."""
+    kv = jax.random.normal(jax.random.key(0), (4096, 2, 64))
+    kv *= 10.0 ** jax.random.randint(jax.random.key(1), (4096, 2, 1), -9, 9)
+    stored = as_stored(kv.at[0, 0].set(0), KV_DTYPES["int8"])
+    assert stored.scales is not None
+    scales = np.asarray(stored.scales, np.float64)[..., None]
+    exact = np.asarray(kv.at[0, 0].set(0), np.float64)
+    assert np.all(np.abs(stored.values * scales - exact) <= 0.5001 * scales)
+    steps = np.abs(exact).max(axis=-1, keepdims=True)[1:] / scales[1:]
+    assert np.all(np.abs(steps - 127) < 0.5)

@@ -31,6 +31,7 @@ from paged.attention import triton
 from paged.attention.metadata import AttentionMetadata
 from paged.attention.pieces import Cut, Piece, Ref, Step, in_turn, locate, stretches
 from paged.attention.scoring import Scoring
+from paged.cache import Pages
 
 TILE_SIZE = 128
 # Query rows of a warpgroup, and how many warpgroups compute.
@@ -48,7 +49,7 @@ _MASKED, _LOWEST = -1e30, -1e20
 
 def prefill_attention(
     q: jax.Array,
-    pages: jax.Array,
+    pages: Pages,
     meta: AttentionMetadata,
     scoring: Scoring,
     sinks: jax.Array | None,
@@ -59,9 +60,9 @@ def prefill_attention(
     return mosaic_prefill(q, pages, meta, scoring, sinks)
 
 
-def supports(q: jax.Array, pages: jax.Array) -> bool:
+def supports(q: jax.Array, pages: Pages) -> bool:
     """Whether the copies and products of Hopper take these: 16-bit floats, 128-byte rows."""
-    half = q.dtype == pages.dtype and q.dtype in (jnp.bfloat16, jnp.float16)
+    half = q.dtype == pages.values.dtype and q.dtype in (jnp.bfloat16, jnp.float16)
     return half and q.shape[-1] % 64 == 0 and q.shape[-1] <= 256
 
 
@@ -128,7 +129,7 @@ class _Shared(NamedTuple):
 
 def mosaic_prefill(
     q: jax.Array,
-    pages: jax.Array,
+    pages: Pages,
     meta: AttentionMetadata,
     scoring: Scoring,
     sinks: jax.Array | None,
@@ -136,10 +137,11 @@ def mosaic_prefill(
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> jax.Array:
     """The kernel alone; `interpret` runs it on a CPU."""
-    _, page_size, heads, head_dim = pages.shape
+    _, page_size, _, head_dim = pages.values.shape
+    kv_heads = pages.kv_heads
     cut = Cut.of(
-        q.shape[1] // (heads // 2),
-        heads // 2,
+        q.shape[1] // kv_heads,
+        kv_heads,
         meta.tile_size,
         queries=_COMPUTERS * _ROWS,
         max_members=8,  # a member's tokens make whole rows of 8 in the tiling below
@@ -147,7 +149,7 @@ def mosaic_prefill(
     spec = _Spec(
         cut=cut,
         head_dim=head_dim,
-        kv_heads=heads // 2,
+        kv_heads=kv_heads,
         page_size=page_size,
         pages_per_table=meta.page_tables.shape[1],
         span=128 if head_dim <= 128 else 64,
@@ -162,7 +164,7 @@ def mosaic_prefill(
         plgpu.SwizzleTransform(128),  # type: ignore[abstract]
     )
     queries = (_COMPUTERS, _ROWS, head_dim)
-    ring = plgpu.SMEM((_STAGES, spec.span, head_dim), pages.dtype, transforms=tiling)
+    ring = plgpu.SMEM((_STAGES, spec.span, head_dim), q.dtype, transforms=tiling)
 
     def barriers(arrivals: int, count: int = _STAGES) -> plgpu.Barrier:
         return plgpu.Barrier(num_arrivals=arrivals, num_barriers=count)
@@ -194,7 +196,7 @@ def mosaic_prefill(
             lowering_semantics=plgpu.LoweringSemantics.Lane,
         ),
         interpret=interpret,
-    )(q, pages, meta.page_tables, sinks, *step)
+    )(q, pages.values, meta.page_tables, sinks, *step)
 
 
 def _kernel(

@@ -23,6 +23,7 @@ from paged.attention.pieces import Ref
 from paged.attention.scoring import Scoring
 from paged.attention.triton import spans
 from paged.attention.triton.spans import Spec
+from paged.cache import Pages
 
 # Programs that a batch is cut into if it has fewer rows: about four per multiprocessor of a large
 # GPU. Twice as many cost 3 to 15 % more to merge than they save (H200).
@@ -35,7 +36,7 @@ _MEMBERS = 16
 
 def decode_attention(
     q: jax.Array,
-    pages: jax.Array,
+    pages: Pages,
     lengths: jax.Array,
     meta: AttentionMetadata,
     scoring: Scoring,
@@ -48,7 +49,7 @@ def decode_attention(
 
 def _decode(
     q: jax.Array,
-    pages: jax.Array,
+    pages: Pages,
     lengths: jax.Array,
     meta: AttentionMetadata,
     sinks: jax.Array | None,
@@ -57,7 +58,7 @@ def _decode(
     interpret: bool,
 ) -> jax.Array:
     num_rows, num_heads, head_dim = q.shape
-    kv_heads = pages.shape[2] // 2
+    kv_heads = pages.kv_heads
     spec = spans.make_spec(q, pages, scoring, interpret)
     max_parts = min(max(pl.next_power_of_2(_PROGRAMS // kv_heads), 1), _MAX_PARTS)
     work = _work_list(lengths, scoring.window, max_parts, spec.span)
@@ -130,7 +131,7 @@ def _work_list(lengths: jax.Array, window: int | None, max_parts: int, span: int
 
 def _part_kernel(
     q_ref: Ref,
-    pages_ref: Ref,
+    pages: Pages,
     tables_ref: Ref,
     slots_ref: Ref,
     items_ref: Ref,
@@ -157,13 +158,14 @@ def _part_kernel(
     @pl.when(begin < end)
     def _() -> None:
         q = plgpu.load(q_ref.at[row, heads[:, None], columns[None, :]], mask=mask, other=0.0)
+        q = q.astype(spec.key_dtype)
         slot = slots_ref[row]
 
         def step(i: jax.Array, running: spans.Running) -> spans.Running:
             position = begin + i * spec.span + jnp.arange(spec.span)
             readable = position < end
-            k, v = spans.load_span(pages_ref, tables_ref, slot, head, position, readable, spec)
-            return spans.attend(running, q, k, v, readable[None, :], spec)
+            kv = spans.load_span(pages, tables_ref, slot, head, position, readable, spec)
+            return spans.attend(running, q, kv, readable[None, :], spec)
 
         sink = None
         if sinks_ref is not None:

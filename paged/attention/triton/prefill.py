@@ -19,6 +19,7 @@ from paged.attention.pieces import Cut, Piece, Ref, Step, divide, in_turn, locat
 from paged.attention.scoring import Scoring
 from paged.attention.triton import spans
 from paged.attention.triton.spans import Spec
+from paged.cache import Pages
 
 TILE_SIZE = 128
 # About four for each multiprocessor of a large GPU, which evens out what they are given.
@@ -27,7 +28,7 @@ _PROGRAMS = 512
 
 def prefill_attention(
     q: jax.Array,
-    pages: jax.Array,
+    pages: Pages,
     meta: AttentionMetadata,
     scoring: Scoring,
     sinks: jax.Array | None,
@@ -39,7 +40,7 @@ def prefill_attention(
 
 def _prefill(
     q: jax.Array,
-    pages: jax.Array,
+    pages: Pages,
     meta: AttentionMetadata,
     sinks: jax.Array | None,
     *,
@@ -49,7 +50,7 @@ def _prefill(
     spec = spans.make_spec(q, pages, scoring, interpret)
     cut = Cut.of(
         spec.group,
-        pages.shape[2] // 2,
+        pages.kv_heads,
         meta.tile_size,
         queries=spec.max_queries,
         max_members=spec.max_queries,
@@ -71,7 +72,7 @@ def _prefill(
 
 def _kernel(
     q_ref: Ref,
-    pages_ref: Ref,
+    pages: Pages,
     tables_ref: Ref,
     sinks_ref: Ref | None,
     rows_ref: Ref,
@@ -93,9 +94,7 @@ def _kernel(
         @pl.when(index >= 0)
         def _() -> None:
             piece = locate(index, cut, step)
-            attend = functools.partial(
-                _attend, piece, q_ref, pages_ref, tables_ref, sinks_ref, out_ref
-            )
+            attend = functools.partial(_attend, piece, q_ref, pages, tables_ref, sinks_ref, out_ref)
             pl.when(piece.num_tokens > 0)(functools.partial(attend, cut=cut, spec=spec))
 
         return carry
@@ -106,7 +105,7 @@ def _kernel(
 def _attend(
     piece: Piece,
     q_ref: Ref,
-    pages_ref: Ref,
+    pages: Pages,
     tables_ref: Ref,
     sinks_ref: Ref | None,
     out_ref: Ref,
@@ -121,7 +120,7 @@ def _attend(
     heads = piece.head * spec.group + member
     place = (piece.token + token)[:, None], heads[:, None], columns[None, :]
     mask = ((token < piece.num_tokens) & (member < spec.group))[:, None] & exist[None, :]
-    q = plgpu.load(q_ref.at[place], mask=mask, other=0.0)
+    q = plgpu.load(q_ref.at[place], mask=mask, other=0.0).astype(spec.key_dtype)
     own = jnp.minimum(piece.first + token, piece.last)
     window = spec.scoring.window
 
@@ -132,10 +131,8 @@ def _attend(
         if window is not None:
             readable &= position > piece.first - window
             visible &= position[None, :] > own[:, None] - window
-        k, v = spans.load_span(
-            pages_ref, tables_ref, piece.slot, piece.head, position, readable, spec
-        )
-        return spans.attend(running, q, k, v, None if whole else visible, spec)
+        kv = spans.load_span(pages, tables_ref, piece.slot, piece.head, position, readable, spec)
+        return spans.attend(running, q, kv, None if whole else visible, spec)
 
     sink = None
     if sinks_ref is not None:

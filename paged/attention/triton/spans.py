@@ -14,7 +14,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +24,28 @@ from jax.experimental.pallas import triton as plgpu
 
 from paged.attention.pieces import Ref
 from paged.attention.scoring import Scoring
+from paged.cache import Pages
 
+F16, BF16 = jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16)
 LOG2_E = math.log2(math.e)
 # A masked score, and where running maxima start: far below any real one, far above a masked one, so
 # that masked scores weigh nothing even where nothing else has been seen.
 MASKED, LOWEST = -1e30, -1e20
+
+
+class KeysAndValues(NamedTuple):
+    """One span of one head.
+
+    Attributes:
+        k, v: [span, D] in the dtypes of their products, zero where not readable.
+        k_scale, v_scale: [span] float32, see `paged.cache.Pages`; None where there are none.
+    """
+
+    k: jax.Array
+    v: jax.Array
+    k_scale: jax.Array | None
+    v_scale: jax.Array | None
+
 
 # Output [M, D], maximum [M] and sum [M] of the softmax so far, float32; maxima in powers of two.
 Running = tuple[jax.Array, jax.Array, jax.Array]
@@ -45,7 +62,8 @@ class Spec:
         span: positions read at a time, a power of two.
         max_queries: rows (tokens times heads) of a tile of queries, a power of two.
         scoring: see there.
-        dtype, precision: of the operands of products, whose sums are float32.
+        key_dtype, value_dtype, precision: of the operands of products with keys and with values.
+            Their sums are float32.
     """
 
     group: int
@@ -54,7 +72,8 @@ class Spec:
     span: int
     max_queries: int
     scoring: Scoring
-    dtype: jnp.dtype
+    key_dtype: jnp.dtype
+    value_dtype: jnp.dtype
     precision: lax.PrecisionLike
 
     def columns(self) -> tuple[jax.Array, jax.Array]:
@@ -76,16 +95,17 @@ def for_platform(attention: Callable[..., jax.Array], *operands: Any) -> jax.Arr
     )
 
 
-def make_spec(q: jax.Array, pages: jax.Array, scoring: Scoring, interpret: bool) -> Spec:
+def make_spec(q: jax.Array, pages: Pages, scoring: Scoring, interpret: bool) -> Spec:
     """The constants of a kernel for queries [.., Hq, D] over pages (see `load_span`).
 
     Tiles are as large as they are fast without spilling registers: products of float32 keep their
     precision through three products of its parts, and want four times the registers.
     """
-    _, page_size, heads, head_dim = pages.shape
+    _, page_size, heads, head_dim = pages.values.shape
     wide = q.dtype.itemsize > 2
     # Tensor cores take no fewer than 16 rows.
     rows = max((2048 if wide else 16384) // pl.next_power_of_2(head_dim), 16)
+    key_dtype, value_dtype = _product_dtypes(q.dtype, pages.values.dtype)
     # The interpreter leaves products to XLA, which knows no such algorithm on a CPU.
     split = lax.Precision.HIGHEST if interpret else lax.DotAlgorithmPreset.TF32_TF32_F32_X3
     return Spec(
@@ -95,9 +115,19 @@ def make_spec(q: jax.Array, pages: jax.Array, scoring: Scoring, interpret: bool)
         span=min(rows, 32 if wide else 64),
         max_queries=min(rows, 32 if wide else 128),
         scoring=scoring,
-        dtype=q.dtype,
+        key_dtype=key_dtype,
+        value_dtype=value_dtype,
         precision=split if wide else None,
     )
+
+
+def _product_dtypes(queries: jnp.dtype, pages: jnp.dtype) -> tuple[jnp.dtype, jnp.dtype]:
+    """Of products with keys, and of those with values."""
+    if queries.itemsize > 2 or pages.itemsize > 1:
+        return queries, queries
+    if jnp.issubdtype(pages, jnp.floating):
+        return F16, F16
+    return queries, BF16
 
 
 def head_of(program: jax.Array, members: int, spec: Spec) -> tuple[jax.Array, jax.Array]:
@@ -118,19 +148,17 @@ def start(rows: int, sink: jax.Array | None, spec: Spec) -> Running:
 
 
 def load_span(
-    pages: Ref,
+    pages: Pages,
     tables: Ref,
     slot: jax.Array,
     head: jax.Array,
     position: jax.Array,
     readable: jax.Array,
     spec: Spec,
-) -> tuple[jax.Array, jax.Array]:
-    """Keys and values [span, D] of one head at `position` [span], zero where not `readable`.
+) -> KeysAndValues:
+    """Keys and values of one head at `position` [span], zero where not `readable` [span].
 
-    Args:
-        pages: [num_pages, page_size, 2 * Hkv, D].
-        tables: [S, P], the pages of each slot.
+    `tables` [S, P] are the pages of each slot.
     """
     columns, exist = spec.columns()
     page = plgpu.load(
@@ -139,38 +167,54 @@ def load_span(
     offset = lax.rem(position, jnp.int32(spec.page_size))
     mask = readable[:, None] & exist[None, :]
 
-    def load(head: jax.Array) -> jax.Array:
-        place = pages.at[page[:, None], offset[:, None], head, columns[None, :]]
-        return plgpu.load(place, mask=mask, other=0.0).astype(spec.dtype)
+    values: Ref = pages.values
+    scales: Ref | None = pages.scales
 
-    return load(head), load(head + pages.shape[2] // 2)
+    def load(head: jax.Array) -> jax.Array:
+        place = values.at[page[:, None], offset[:, None], head, columns[None, :]]
+        return plgpu.load(place, mask=mask, other=jnp.zeros(mask.shape, values.dtype))
+
+    def scale(head: jax.Array) -> jax.Array | None:
+        if scales is None:
+            return None
+        place = scales.at[page, offset, head]
+        return plgpu.load(place, mask=readable, other=0.0).astype(jnp.float32)
+
+    value_head = head + pages.kv_heads
+    return KeysAndValues(
+        load(head).astype(spec.key_dtype),
+        load(value_head).astype(spec.value_dtype),
+        scale(head),
+        scale(value_head),
+    )
 
 
 def attend(
     running: Running,
     q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    kv: KeysAndValues,
     visible: jax.Array | None,
     spec: Spec,
 ) -> Running:
-    """Fold keys and values [span, D] into the running softmax of queries [M, D].
+    """Fold keys and values into the running softmax of queries [M, D].
 
     `visible` broadcasts to [M, span]; None when all is.
     """
     out, maximum, total = running
-    scores = _in_powers_of_two(plgpu.dot(q, k.T, precision=spec.precision), spec)
+    products = plgpu.dot(q, kv.k.T, precision=spec.precision)
+    if kv.k_scale is not None:
+        products *= kv.k_scale[None, :]
+    scores = _in_powers_of_two(products, spec)
     if visible is not None:
         scores = jnp.where(visible, scores, MASKED)
     new_maximum = jnp.maximum(maximum, scores.max(axis=1))
     decay = jnp.exp2(maximum - new_maximum)
     weights = jnp.exp2(scores - new_maximum[:, None])
-    values = plgpu.dot(weights.astype(spec.dtype), v, precision=spec.precision)
-    return (
-        out * decay[:, None] + values,
-        new_maximum,
-        total * decay + weights.sum(axis=1),
-    )
+    total = total * decay + weights.sum(axis=1)
+    if kv.v_scale is not None:
+        weights *= kv.v_scale[None, :]
+    values = plgpu.dot(weights.astype(spec.value_dtype), kv.v, precision=spec.precision)
+    return out * decay[:, None] + values, new_maximum, total
 
 
 def _in_powers_of_two(products: jax.Array, spec: Spec) -> jax.Array:
