@@ -1,11 +1,14 @@
 """What the host does in a decode step, part by part, and how long the device waits for it.
 
-    python3 benchmarks/host_time.py MODEL --batches 32,256 [--json FILE]
+    python3 benchmarks/host_time.py MODEL --batches 32,256 [--json FILE] [--no-device]
 
 Every part is timed by the clock while `batch` sequences decode, by wrapping the engine's own
 functions; a part's time is without the parts within it. The device's own time of a step is that of
 many equal steps enqueued without reading any: what the engine's steps take beyond it, relative to
 them, is the idle share. The host's time matters only as far as it is not hidden behind the device.
+
+--no-device puts nothing in place of the compiled steps, so that nothing is compiled and nobody else
+wants the processor: what is left is the Python of a step, to be compared between two commits.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import Any
 from unittest.mock import patch
 
 import jax
+import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
@@ -36,6 +40,7 @@ from paged.runtime.plan import StepPlan
 from paged.runtime.programs import Programs
 from paged.runtime.runner import InFlight, StepRunner
 from paged.runtime.scheduler import Scheduler
+from paged.runtime.steps import ForwardOut, Sampled, StepShapes
 
 STEPS = 64
 REPLAYS = (8, 32)
@@ -87,20 +92,36 @@ class Stopwatch:
         }
 
 
-@contextmanager
-def watched() -> Iterator[Stopwatch]:
-    """Meanwhile every part of a step is timed."""
-    watch = Stopwatch()
-    find = Programs.__getitem__
+class NoPrograms(Programs):
+    """Programs that do nothing: every row's token is 0."""
 
-    def program(programs: Programs, key: tuple[Any, ...]) -> Callable[..., Any]:
-        return watch.timed(f"dispatch {key[0]}", find(programs, key))
+    def __init__(self, shapes: StepShapes, params: Any, *, show_progress: bool) -> None:
+        tokens = jnp.zeros(shapes.buckets.max_num_seqs, jnp.int32)
+        nothing = ForwardOut(tokens, tokens, None)
+        self._of_kind: dict[str, Callable[..., Any]] = {
+            "forward": lambda params, cache, slots, packed: (cache, slots, nothing),
+            "sample": lambda params, slots, kept, *out: (slots, kept, Sampled(tokens, None)),
+            "update_tables": lambda slots, updates: slots,
+        }
+
+    def __getitem__(self, key: tuple[Any, ...]) -> Any:
+        return self._of_kind[key[0]]
+
+
+@contextmanager
+def watched(programs: type[Programs]) -> Iterator[Stopwatch]:
+    """Meanwhile every part of a step is timed, the calls of `programs` among them."""
+    watch = Stopwatch()
+    find = programs.__getitem__
+
+    def program(self: Programs, key: tuple[Any, ...]) -> Callable[..., Any]:
+        return watch.timed(f"dispatch {key[0]}", find(self, key))
 
     with ExitStack() as stack:
         for owner, name, title in PARTS:
             part = watch.timed(title, getattr(owner, name))
             stack.enter_context(patch.object(owner, name, part))
-        stack.enter_context(patch.object(Programs, "__getitem__", program))
+        stack.enter_context(patch.object(programs, "__getitem__", program))
         yield watch
 
 
@@ -150,11 +171,11 @@ class HostTime:
         yield f"  {'device idle':24} {self.idle:8.1%}"
 
 
-def measure(core: EngineCore, batch: int, vocab_size: int) -> HostTime:
+def measure(core: EngineCore, batch: int, vocab_size: int, programs: type[Programs]) -> HostTime:
     """Decode with `batch` sequences: as it is, then watched, then without a host."""
     with last_launch() as again, decoding(core, batch, vocab_size):
         step = _seconds_per_call(core.step)
-        with watched() as watch:
+        with watched(programs) as watch:
             for _ in range(STEPS):
                 core.step()
         device = _device_seconds(again)
@@ -194,12 +215,15 @@ def main() -> None:
     add_engine_arguments(parser)
     parser.add_argument("--batches", default="1,32,128,256")
     parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--no-device", action="store_true", help="steps that compute nothing")
     args = parser.parse_args()
     source = resolve_model(args.model, load_format="dummy")
-    core = EngineCore(engine_config(args), source, progress=False)
+    programs = NoPrograms if args.no_device else Programs
+    with patch.object(runner, "Programs", programs):
+        core = EngineCore(engine_config(args), source, progress=False)
     results = []
     for batch in map(int, args.batches.split(",")):
-        result = measure(core, batch, source.config.vocab_size)
+        result = measure(core, batch, source.config.vocab_size, programs)
         print("\n".join(result.lines()), flush=True)
         results.append({**vars(result), "idle": result.idle})
         if args.json:

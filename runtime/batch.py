@@ -35,6 +35,7 @@ _FLOAT_FIELDS = (
     "frequency_penalty",
 )
 SAMPLING_FIELDS = (*_INT_FIELDS, *_FLOAT_FIELDS)
+_SAMPLES, _OUTPUT_INDEX = map(SAMPLING_FIELDS.index, ("samples", "output_index"))
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ class Layout:
     @property
     def size(self) -> int:
         return self.sampling_start + self.bucket.num_rows * len(SAMPLING_FIELDS)
+
+    def slots(self, packed: NDArray[np.int32], num_rows: int) -> NDArray[np.int32]:
+        """Those of the first rows of a packed step."""
+        start = self.bucket.num_tokens
+        return packed[start : start + num_rows]
 
     @property
     def updates_start(self) -> int:
@@ -105,22 +111,21 @@ class SlotSampling:
 def pack(plan: StepPlan, layout: Layout, sampling: SlotSampling) -> NDArray[np.int32]:
     """The plan as one [layout.size] int32 array; page updates beyond the room are an error."""
     bucket, rows = layout.bucket, plan.rows
-    num_rows = bucket.num_rows
     packed = np.zeros(layout.size, np.int32)
-    packed[: plan.num_tokens] = _tokens(plan)
-    table = packed[bucket.num_tokens : layout.updates_start].reshape(3, num_rows)
-    slots = [row.slot for row in rows]
-    table[0, : len(rows)] = slots
-    table[1, : len(rows)] = [row.length for row in rows]
-    table[2, : len(rows)] = [row.start for row in rows]
+    tokens = _tokens(plan)
+    packed[: len(tokens)] = tokens
+    table = packed[bucket.num_tokens : layout.updates_start].reshape(3, bucket.num_rows)
+    slots, lengths, starts = table[:, : len(rows)]
+    slots[:] = [row.slot for row in rows]
+    lengths[:] = [row.length for row in rows]
+    starts[:] = [row.start for row in rows]
     updates = packed[layout.updates_start : layout.sampling_start].reshape(-1, 3)
     updates[:] = pack_updates(plan.page_updates, layout.num_updates)
-    fields = packed[layout.sampling_start :].reshape(num_rows, len(SAMPLING_FIELDS))
-    fields[: len(rows)] = sampling.table[slots]
-    fields[: len(rows), SAMPLING_FIELDS.index("samples")] = [row.samples for row in rows]
-    fields[: len(rows), SAMPLING_FIELDS.index("output_index")] = [
-        row.start + row.length - len(row.sequence.prompt) for row in rows
-    ]
+    fields = packed[layout.sampling_start :].reshape(bucket.num_rows, len(SAMPLING_FIELDS))
+    fields = fields[: len(rows)]
+    fields[:] = sampling.table[slots]
+    fields[:, _SAMPLES] = [row.samples for row in rows]
+    fields[:, _OUTPUT_INDEX] = starts + lengths - [len(row.sequence.prompt) for row in rows]
     return packed
 
 
@@ -135,9 +140,12 @@ def pack_updates(updates: tuple[PageUpdate, ...], size: int) -> NDArray[np.int32
 def _tokens(plan: StepPlan) -> list[int]:
     tokens: list[int] = []
     for row in plan.rows:
-        known = row.sequence.tokens(row.start, min(row.start + row.length, row.sequence.num_tokens))
-        tokens += known
-        tokens += [ON_DEVICE] * (row.length - len(known))
+        sequence, start, length = row.sequence, row.start, row.length
+        num_known = sequence.num_tokens - start
+        if num_known > 0:
+            tokens += sequence.tokens(start, start + min(length, num_known))
+        if num_known < length:  # by one: only the newest is not known
+            tokens.append(ON_DEVICE)
     return tokens
 
 

@@ -12,6 +12,7 @@ import random
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from paged.models.config import token_ids
 from paged.models.loading import ModelSource
@@ -47,11 +48,26 @@ class _Request:
 
 @dataclass(frozen=True)
 class _Owner:
-    """Whose sequence it is: its request, its index there, and its own 64-bit seed."""
+    """Whose sequence it is: its request, its index there, and its own 64-bit seed.
+
+    Attributes:
+        says_more: whether its news hold more than tokens.
+    """
 
     live: _Request
     index: int
     seed: int
+    says_more: bool
+
+
+class _Scores(NamedTuple):
+    """What news say beside tokens; entries as in `SequenceOutput`."""
+
+    logprobs: list[Candidates] | None
+    prompt_logprobs: list[Candidates] | None
+
+
+_NONE = _Scores(None, None)
 
 
 class EngineCore:
@@ -123,7 +139,8 @@ class EngineCore:
             self._num_sequences += 1
             live.sequences[index] = sequence
             seed = self._seeds.getrandbits(64) if params.seed is None else params.seed + index
-            self._owner[sequence] = _Owner(live, index, seed)
+            says_more = params.logprobs is not None or (index == 0 and scores is not None)
+            self._owner[sequence] = _Owner(live, index, seed, says_more)
         self._requests[request.request_id] = live
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
@@ -198,7 +215,8 @@ class EngineCore:
         self._in_flight.append(self._runner.launch(plan))
         self._num_steps += 1
         for row in plan.rows:
-            self._prompt_tokens += max(min(row.length, len(row.sequence.prompt) - row.start), 0)
+            if (num_left := len(row.sequence.prompt) - row.start) > 0:
+                self._prompt_tokens += min(row.length, num_left)
 
     def _read(self, step: InFlight) -> list[SequenceOutput]:
         result = step.read()
@@ -209,30 +227,34 @@ class EngineCore:
         return [self._news(event, result) for event in events]
 
     def _news(self, event: TokenEvent, result: StepResult) -> SequenceOutput:
-        sequence = event.sequence
+        sequence, reason = event.sequence, event.finish_reason
         owner = self._owner[sequence]
-        live, index = owner.live, owner.index
-        params = live.request.params
-        logprobs = None
-        if params.logprobs is not None:
-            assert result.logprobs is not None, "a step samples as its most demanding row asks"
-            logprobs = [_candidates(result.logprobs, event.row, event.token, params.logprobs)]
-        prompt_logprobs = None
-        if index == 0 and live.prompt_scores is not None:
-            prompt_logprobs, live.prompt_scores = live.prompt_scores, None
-        if event.finish_reason is not None:
+        live = owner.live
+        logprobs, prompt_logprobs = self._scores(owner, event, result) if owner.says_more else _NONE
+        if reason is not None:
             self._forget(sequence)
         return SequenceOutput(
             request_id=live.request.request_id,
-            index=index,
+            index=owner.index,
             token_ids=[event.token],
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            finish_reason=event.finish_reason.value if event.finish_reason else None,
+            finish_reason=None if reason is None else reason.value,
             stop_reason=sequence.stop_reason,
-            num_cached_tokens=max(sequence.num_cached, 0),
+            num_cached_tokens=sequence.num_cached,
             first_scheduled_time=live.first_scheduled,
         )
+
+    def _scores(self, owner: _Owner, event: TokenEvent, result: StepResult) -> _Scores:
+        """Log-probabilities of the new token and, once, of the prompt, as far as asked for."""
+        live, params = owner.live, owner.live.request.params
+        logprobs, prompt_logprobs = None, None
+        if params.logprobs is not None:
+            assert result.logprobs is not None, "a step samples as its most demanding row asks"
+            logprobs = [_candidates(result.logprobs, event.row, event.token, params.logprobs)]
+        if owner.index == 0:
+            prompt_logprobs, live.prompt_scores = live.prompt_scores, None
+        return _Scores(logprobs, prompt_logprobs)
 
     def _keep_prompt_scores(self, plan: StepPlan, scores: TokenLogprobs) -> None:
         """File the step's prompt log-probabilities; a preempted prompt starts over."""

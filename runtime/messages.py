@@ -48,7 +48,7 @@ class Candidates(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float]
 
 
-class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
+class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """News of one sequence from one step.
 
     Attributes:

@@ -1,14 +1,20 @@
-"""What the scheduler decides for one step, as plain data handed to the device side."""
+"""What the scheduler decides for one step, as plain data handed to the device side.
+
+What there is one of for each sequence and step is a msgspec struct: made in a quarter of a named
+tuple's time, and nothing that the garbage collector need look at.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from paged.runtime.sequence import FinishReason, Sequence
 
 
-class Row(NamedTuple):
+class Row(msgspec.Struct, frozen=True, gc=False):
     """One sequence's part in a step: its tokens at positions start to start + length.
 
     Attributes:
@@ -64,7 +70,7 @@ class StepPlan:
         return sum(row.length for row in self.rows)
 
 
-class TokenEvent(NamedTuple):
+class TokenEvent(msgspec.Struct, frozen=True, gc=False):
     """What a finished step means for one sequence.
 
     Attributes:

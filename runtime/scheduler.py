@@ -196,17 +196,17 @@ class Scheduler:
                 are ignored.
         """
         assert len(tokens) >= len(plan.rows), "a row has no token"
-        events = []
+        events, page_size = [], self.pool.page_size
         for index, (row, token) in enumerate(zip(plan.rows, tokens, strict=False)):
             sequence = row.sequence
-            if not row.samples or sequence.finished:
+            if not row.samples or sequence.status is Status.FINISHED:
                 continue
             sequence.outputs.append(token)
             sequence.num_pending -= 1
-            if sequence.num_tokens % self.pool.page_size == 0:
+            if sequence.num_tokens % page_size == 0:
                 self._register_pages(sequence)
-            reason = _finish_reason(sequence)
-            if reason:
+            reason = _finish_reason(sequence, token)
+            if reason is not None:
                 if reason is FinishReason.STOP and token not in sequence.limits.eos_token_ids:
                     sequence.stop_reason = token
                 self._finish(sequence, reason)
@@ -218,9 +218,10 @@ class Scheduler:
         num_preemptions, page_size = self.num_preemptions, self.pool.page_size
         # A preemption removes the last in line, which has no row yet: the loop only ends sooner.
         for index, sequence in enumerate(self._running):
-            if len(sequence.outputs) + sequence.num_pending >= sequence.limits.max_tokens:
+            num_outputs = len(sequence.outputs) + sequence.num_pending
+            if num_outputs >= sequence.limits.max_tokens:
                 continue  # its last token is on the way
-            num_left = sequence.num_total - sequence.num_computed
+            num_left = len(sequence.prompt) + num_outputs - sequence.num_computed
             if num_left > 1:  # known tokens, for which it got pages on admission
                 # One token is kept for each sequence behind: no prompt holds up their decoding.
                 budget = draft.budget - (len(self._running) - index - 1)
@@ -378,9 +379,9 @@ class Scheduler:
         return -(-num_tokens // self.pool.page_size)
 
 
-def _finish_reason(sequence: Sequence) -> FinishReason | None:
+def _finish_reason(sequence: Sequence, token: int) -> FinishReason | None:
     """Why the newest token ends the sequence, if it does."""
     limits, length = sequence.limits, len(sequence.outputs)
-    if length >= limits.min_tokens and sequence.outputs[-1] in limits.stop_token_ids:
+    if token in limits.stop_token_ids and length >= limits.min_tokens:
         return FinishReason.STOP
     return FinishReason.LENGTH if length >= limits.max_tokens else None

@@ -51,7 +51,7 @@ class SequenceLimits:
     eos_token_ids: frozenset[int] = frozenset()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Sequence:
     """Host state of one sequence. Only the scheduler and the engine loop change it.
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from paged.runtime.batch import ON_DEVICE, Layout, SlotSampling, pack, unpack, unpack_sampling
 from paged.runtime.buckets import Bucket, Buckets
@@ -70,7 +71,7 @@ def test_a_step_that_scores_its_prompt_is_never_decode_only() -> None:
 
 def test_a_packed_step_reads_as_it_was_planned() -> None:
     decode = make_row(1, start=30, slot=5, outputs=0)
-    decode = decode._replace(start=31)  # its newest token is known to the device alone
+    decode = replace(decode, start=31)  # its newest token is known to the device alone
     chunk = make_row(7, start=4, slot=2)
     updates = (PageUpdate(2, 0, 77), PageUpdate(5, 1, 78))
     layout = Layout.make(Bucket(16, 4, False), page_size=16)
