@@ -47,7 +47,7 @@ MEMORY = MemoryPlan(None, 0, 0, 0, 1, 1, 1, MAX_MODEL_LEN)
 
 @dataclass
 class Clock:
-    """A core whose device is a clock. One token a step for each request that was not aborted.
+    """A core whose device is a clock. One token a step for each request, up to its max_tokens.
 
     Attributes:
         step_time: seconds.
@@ -59,7 +59,8 @@ class Clock:
     vocab_size: int = VOCABULARY
     memory: MemoryPlan = field(default_factory=lambda: MEMORY)
     late: list[float] = field(default_factory=list)
-    _live: dict[str, Random] = field(default_factory=dict)
+    _random: Random = field(default_factory=lambda: Random(0))
+    _live: dict[str, int] = field(default_factory=dict)  # tokens to come
     _ends: list[float] = field(default_factory=list)  # of the steps in flight, oldest first
     _free_since: float | None = None
 
@@ -71,7 +72,7 @@ class Clock:
         """No other process has news for `step`."""
 
     def add(self, request: EngineRequest) -> None:
-        self._live[request.request_id] = Random(request.request_id)
+        self._live[request.request_id] = request.params.max_tokens or 0
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
         if self._live.pop(request_id, None) is None:
@@ -89,10 +90,15 @@ class Clock:
         if len(self._ends) == 1:
             return []
         time.sleep(max(self._ends.pop(0) - time.perf_counter(), 0))
-        return [
-            SequenceOutput(name, 0, [random.randrange(VOCABULARY)], first_scheduled_time=now)
-            for name, random in self._live.items()
-        ]
+        return [self._advance(*each, now) for each in list(self._live.items())]
+
+    def _advance(self, name: str, num_left: int, now: float) -> SequenceOutput:
+        """A sequence's next token."""
+        self._live[name] = num_left - 1
+        if num_left == 1:
+            del self._live[name]
+        token, reason = self._random.randrange(VOCABULARY), None if num_left > 1 else "length"
+        return SequenceOutput(name, 0, [token], finish_reason=reason, first_scheduled_time=now)
 
     def stats(self) -> EngineStats:
         numbers: dict[str, Any] = dict.fromkeys(EngineStats.__struct_fields__, 0)

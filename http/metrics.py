@@ -13,7 +13,6 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     GCCollector,
-    Histogram,
     PlatformCollector,
     ProcessCollector,
     generate_latest,
@@ -21,6 +20,7 @@ from prometheus_client import (
 
 from paged.http.engine import Engine
 from paged.http.engine_metrics import EngineCollector
+from paged.http.histogram import Histogram
 from paged.runtime.outputs import RequestOutput
 
 _FIRST_TOKEN = (
@@ -76,14 +76,9 @@ class Metrics:
         return {value: family.labels(**self._labels, **{label: value}) for value in values}
 
     def _histogram(self, name: str, buckets: Sequence[float]) -> Histogram:
-        family = Histogram(
-            f"vllm:{name}",
-            _text(name),
-            list(self._labels),
-            registry=self.registry,
-            buckets=buckets,
-        )
-        return family.labels(**self._labels)
+        histogram = Histogram(f"vllm:{name}", _text(name), self._labels, buckets)
+        self.registry.register(histogram)
+        return histogram
 
 
 class RequestWatch:
@@ -101,14 +96,14 @@ class RequestWatch:
         if not self._num_tokens:
             _span(metrics.first_token, output.metrics.arrival_time, output.metrics.first_token_time)
         for sequence in output.outputs:
-            before = self._last_news.get(sequence.index)
+            index, reason = sequence.index, sequence.finish_reason
+            before = self._last_news.get(index)
             if before is not None:
                 metrics.inter_token.observe(now - before)
-            self._last_news[sequence.index] = now
-            count = self._num_tokens.get(sequence.index, 0) + len(sequence.token_ids)
-            self._num_tokens[sequence.index] = count
-            if sequence.finish_reason in metrics.success:
-                metrics.success[sequence.finish_reason].inc()
+            self._last_news[index] = now
+            self._num_tokens[index] = self._num_tokens.get(index, 0) + len(sequence.token_ids)
+            if reason is not None and reason in metrics.success:
+                metrics.success[reason].inc()
         if output.finished:
             self._observe_whole(output)
             self.close()

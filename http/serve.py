@@ -23,6 +23,7 @@ from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import read_flags
+from paged.runtime.heap import settle_heap
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ def serve(app: Starlette, listener: socket.socket, options: ServeOptions) -> int
         lifespan="off",
     )
     server = _Server(config, app, options)
+    settle_heap()
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         return runner.run(_serve(server, listener))
 

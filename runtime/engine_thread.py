@@ -41,19 +41,19 @@ class Stream:
         self.request_id = prepared.request.request_id
         self.loop = asyncio.get_running_loop()
         self._joins = prepared.request.params.output_kind is RequestOutputKind.DELTA
-        self._ready = asyncio.Event()
+        self._wanted: asyncio.Future[None] | None = None  # while the consumer waits
         self._waiting: RequestOutput | None = None
         self._error: Exception | None = None
 
     async def get(self) -> RequestOutput:
         """The next output; after the last one, raises the error that ended the stream early."""
-        await self._ready.wait()
+        if self._waiting is None and self._error is None:
+            self._wanted = self.loop.create_future()
+            await self._wanted
         output, self._waiting = self._waiting, None
         if output is None:
-            assert self._error is not None, "an output or an error makes a stream ready"
+            assert self._error is not None, "an output or an error ends the wait"
             raise self._error
-        if self._error is None:
-            self._ready.clear()
         return output
 
     def put(self, item: RequestOutput | Exception) -> None:
@@ -63,7 +63,8 @@ class Stream:
             self._waiting = join_deltas(self._waiting, item)
         else:
             self._waiting = item
-        self._ready.set()
+        if self._wanted is not None and not self._wanted.done():
+            self._wanted.set_result(None)
 
 
 _Delivery = tuple[Stream, RequestOutput | Exception]
@@ -205,12 +206,13 @@ class EngineThread:
 
     def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
         deliveries: list[_Delivery] = []
+        streams = self._streams
         for output in outputs:
-            stream = self._streams.get(output.request_id)
+            stream = streams.get(output.request_id)
             if stream is not None:
                 deliveries.append((stream, output))
                 if output.finished:
-                    del self._streams[output.request_id]
+                    del streams[output.request_id]
         self._send(deliveries)
 
     def _send(self, deliveries: Iterable[_Delivery]) -> None:

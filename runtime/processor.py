@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from paged.models.tokenizer import Tokenizer
 from paged.runtime.detokenizer import Detokenizer
@@ -83,7 +85,10 @@ class _Request:
 
     @property
     def finished(self) -> bool:
-        return all(sequence.output.finished() for sequence in self.sequences)
+        for sequence in self.sequences:  # asked for each token: a generator would take longer
+            if sequence.output.finish_reason is None:
+                return False
+        return True
 
 
 class OutputProcessor:
@@ -124,7 +129,7 @@ class OutputProcessor:
         aborts = []
         for item in news:
             live = self._requests.get(item.request_id)
-            if live is None or live.sequences[item.index].output.finished():
+            if live is None or live.sequences[item.index].output.finish_reason is not None:
                 continue
             changed[item.request_id] = live
             try:
@@ -141,7 +146,8 @@ class OutputProcessor:
         """File the news of one sequence; True if the core must be told that it ended."""
         sequence = live.sequences[item.index]
         live.news[item.index] = sequence
-        self._note_times(live, item, now)
+        if live.metrics.first_token_time is None:
+            self._note_times(live, item, now)
         if item.index == 0:
             live.num_cached_tokens = item.num_cached_tokens or live.num_cached_tokens
         if item.prompt_logprobs is not None:
@@ -161,7 +167,7 @@ class OutputProcessor:
         scheduled = item.first_scheduled_time
         if live.metrics.first_scheduled_time is None and scheduled is not None:
             live.metrics = replace(live.metrics, first_scheduled_time=scheduled)
-        if live.metrics.first_token_time is None and item.token_ids:
+        if item.token_ids:
             live.metrics = replace(live.metrics, first_token_time=now)
 
     def _append(self, live: _Request, sequence: _Sequence, item: SequenceOutput) -> None:
@@ -245,12 +251,9 @@ def _fail(live: _Request, error: Exception) -> list[tuple[str, int]]:
 
 
 def _fresh(index: int, params: SamplingParams) -> CompletionOutput:
-    wanted = params.logprobs is not None
-    return CompletionOutput(
-        index=index,
-        cumulative_logprob=0.0 if wanted else None,
-        logprobs=[] if wanted else None,
-    )
+    if params.logprobs is None:
+        return CompletionOutput(index)
+    return CompletionOutput(index, cumulative_logprob=0.0, logprobs=[])
 
 
 def _take_delta(sequence: _Sequence, params: SamplingParams) -> CompletionOutput:

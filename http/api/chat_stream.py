@@ -18,7 +18,7 @@ from paged.http.api.job import Job, Tally
 from paged.http.api.logprobs import chat_logprobs
 from paged.http.api.protocol import ChatChunk, ChatRequest, ChunkChoice, Delta, StreamOptions
 from paged.http.api.service import Service
-from paged.http.api.streaming import event
+from paged.http.api.streaming import EventMaker, event
 from paged.runtime.outputs import CompletionOutput, RequestOutput
 
 
@@ -42,6 +42,9 @@ class _Chunks:
     tally: Tally = field(default_factory=Tally)
     started: set[int] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self._plain = EventMaker(ChatChunk(**self.job.head(), choices=[]))
+
     @property
     def options(self) -> StreamOptions:
         return self.body.stream_options or StreamOptions()
@@ -54,7 +57,8 @@ class _Chunks:
         self.tally.add(index, output)
         for sequence in output.outputs:
             if choice := self._news(sequence):
-                yield self._chunk(choice)
+                continuous = self.options.continuous
+                yield self._chunk(choice) if continuous else self._plain.event(choice)
 
     def usage(self) -> bytes:
         """The chunk after the last."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from msgspec import UNSET
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
 from paged.http.api.body import json_response, read_body
 from paged.http.api.disconnect import while_connected
 from paged.http.api.fields import COMPLETION_NEUTRAL
-from paged.http.api.generation import Outputs, generate
+from paged.http.api.generation import generate
 from paged.http.api.job import Job, Tally, make_job, sampling_params
 from paged.http.api.logprobs import completion_logprobs, prompt_logprobs
 from paged.http.api.prompts import split, tokenised
@@ -25,7 +26,7 @@ from paged.http.api.protocol import (
     StreamOptions,
 )
 from paged.http.api.service import Service, new_id, service_of
-from paged.http.api.streaming import Events, event, event_stream
+from paged.http.api.streaming import EventMaker, Events, event, event_stream
 from paged.http.engine import Tokenizer
 from paged.runtime.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from paged.runtime.sampling_params import SamplingParams
@@ -69,8 +70,10 @@ def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams
     )
 
 
-def _scores(output: RequestOutput) -> RequestOutput:
-    """The output of a request with `echo` and `max_tokens: 0`: its prompt alone."""
+def _wanted(output: RequestOutput, body: CompletionRequest) -> RequestOutput:
+    """What a request wants of an output: its prompt alone under `echo` and `max_tokens: 0`."""
+    if body.max_tokens != 0 or not body.echo:
+        return output
     return replace(output, outputs=[_emptied(sequence) for sequence in output.outputs])
 
 
@@ -79,21 +82,16 @@ def _emptied(sequence: CompletionOutput) -> CompletionOutput:
     return CompletionOutput(sequence.index, logprobs=[], finish_reason=ended)
 
 
-async def _outputs(service: Service, body: CompletionRequest, job: Job) -> Outputs:
-    async with aclosing(generate(service, job)) as outputs:
-        async for index, output in outputs:
-            yield index, _scores(output) if body.echo and body.max_tokens == 0 else output
-
-
 async def _complete(
     service: Service, body: CompletionRequest, job: Job, maker: ChoiceMaker
 ) -> Completion:
     tally = Tally()
     choices: list[CompletionChoice] = []
-    async with aclosing(_outputs(service, body, job)) as outputs:
+    async with aclosing(generate(service, job)) as outputs:
         async for index, output in outputs:
-            tally.add(index, output)
-            choices += maker.choices(index, output)
+            wanted = _wanted(output, body)
+            tally.add(index, wanted)
+            choices += maker.choices(index, wanted)
     choices.sort(key=lambda choice: choice.index)
     return Completion(**job.head(), choices=choices, usage=tally.usage())
 
@@ -105,17 +103,19 @@ async def _events(
     tally = Tally()
     options = body.stream_options or StreamOptions()
 
-    def chunk(choices: list[CompletionChoice], with_usage: bool | None) -> bytes:
-        usage = tally.usage() if with_usage else UNSET
-        return event(Completion(**job.head(), choices=choices, usage=usage))
+    plain = EventMaker(Completion(**job.head(), choices=[]))
 
-    async with aclosing(_outputs(service, body, job)) as outputs:
+    def with_usage(choices: list[CompletionChoice]) -> bytes:
+        return event(Completion(**job.head(), choices=choices, usage=tally.usage()))
+
+    async with aclosing(generate(service, job)) as outputs:
         async for index, output in outputs:
-            tally.add(index, output)
-            for choice in maker.choices(index, output):
-                yield chunk([choice], options.continuous)
+            wanted = _wanted(output, body)
+            tally.add(index, wanted)
+            for choice in maker.choices(index, wanted):
+                yield with_usage([choice]) if options.continuous else plain.event(choice)
     if options.include_usage:
-        yield chunk([], with_usage=True)
+        yield with_usage([])
 
 
 @dataclass
@@ -174,9 +174,11 @@ class ChoiceMaker:
     ) -> CompletionLogprobs | None:
         """An entry per token of the prompt, if it is echoed, and per new one."""
         start = self.offsets.setdefault(index, 0)
+        if self.body.logprobs is None:
+            return None
         prompt = output.prompt_token_ids if echoed else []
         token_ids = [*prompt, *sequence.token_ids]
-        if self.body.logprobs is None or not token_ids:
+        if not token_ids:
             return None
         logprobs = [*(echoed or ()), *(sequence.logprobs or ())]
         first = self._decode(prompt[:1])

@@ -19,7 +19,7 @@ Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 """Outputs with the index of their prompt."""
 
 
-async def generate(service: Service, job: Job) -> Outputs:
+def generate(service: Service, job: Job) -> Outputs:
     """Outputs of all prompts, interleaved.
 
     Whoever stops early closes this generator, which aborts what still runs.
@@ -27,10 +27,7 @@ async def generate(service: Service, job: Job) -> Outputs:
     if service.log_requests:
         lengths = [len(prompt) for prompt in job.prompts]
         logger.info("%s: prompt tokens %s, %s", job.id, lengths, job.params)
-    streams = [_run_prompt(service, job, index) for index in range(len(job.prompts))]
-    async with aclosing(_merge(streams)) as merged:
-        async for item in merged:
-            yield item
+    return _merge([_run_prompt(service, job, index) for index in range(len(job.prompts))])
 
 
 async def _run_prompt(

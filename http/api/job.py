@@ -116,7 +116,8 @@ class Tally:
             self._seen.add(prompt_index)
             self.prompt_tokens += len(output.prompt_token_ids)
             self.cached_tokens += output.num_cached_tokens
-        self.completion_tokens += sum(len(sequence.token_ids) for sequence in output.outputs)
+        for sequence in output.outputs:
+            self.completion_tokens += len(sequence.token_ids)
 
     def usage(self) -> Usage:
         total = self.prompt_tokens + self.completion_tokens

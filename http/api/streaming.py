@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from paged.http.api.disconnect import while_connected
 from paged.http.api.errors import ErrorBody, GenerationFailed, error_info
@@ -23,9 +23,29 @@ _DONE = b"data: [DONE]\n\n"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
+_encode = msgspec.json.Encoder().encode
+
+
 def event(chunk: msgspec.Struct) -> bytes:
     """One event."""
-    return b"data: %b\n\n" % msgspec.json.encode(chunk)
+    return b"data: %b\n\n" % _encode(chunk)
+
+
+class EventMaker:
+    """The events of one stream that differ in their choice alone: the rest is encoded once.
+
+    Args:
+        empty: a chunk without a choice.
+    """
+
+    def __init__(self, empty: msgspec.Struct) -> None:
+        head, choices, end = event(empty).rpartition(b'"choices":[')
+        assert end == b"]}\n\n", "the choices stand last in a chunk"
+        self._head, self._end = head + choices, end
+
+    def event(self, choice: msgspec.Struct) -> bytes:
+        """The chunk with this choice."""
+        return self._head + _encode(choice) + self._end
 
 
 async def event_stream(request: Request, events: Events) -> Response:
@@ -63,15 +83,16 @@ class _EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         status = {"status": self.status_code, "headers": self.raw_headers}
         await send({"type": "http.response.start", **status})
-        await self._send_chunk(send, self.first)
+        await send(_part(self.first))
         try:
             async for chunk in self.rest:
-                await self._send_chunk(send, chunk)
+                await send(_part(chunk))
         except Exception as error:
             is_bug = not isinstance(error, EngineDead | GenerationFailed)
             logger.error("A stream failed: %s", error, exc_info=is_bug)
-            await self._send_chunk(send, event(ErrorBody(error_info(error))))
+            await send(_part(event(ErrorBody(error_info(error)))))
         await send({"type": "http.response.body", "body": _DONE})
 
-    async def _send_chunk(self, send: Send, chunk: bytes) -> None:
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+def _part(chunk: bytes) -> Message:
+    return {"type": "http.response.body", "body": chunk, "more_body": True}

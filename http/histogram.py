@@ -1,0 +1,41 @@
+"""A Prometheus histogram that may be told of every token."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+
+class Histogram(Collector):
+    """Counts values up to each bound. One thread observes and is scraped: the event loop's.
+
+    The library's own takes a lock for each of the numbers it changes, and five times as long.
+    """
+
+    def __init__(
+        self, name: str, text: str, labels: Mapping[str, str], bounds: Sequence[float]
+    ) -> None:
+        self._name, self._text, self._labels = name, text, labels
+        self._bounds = list(bounds)  # ascending
+        self._counts = [0] * (len(bounds) + 1)  # the last is of values beyond them all
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: names are not repeated here."""
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily(self._name, self._text, labels=list(self._labels))
+        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
+        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
+        family.add_metric(list(self._labels.values()), buckets, self._sum)
+        yield family
