@@ -68,7 +68,9 @@ def step_memory(shapes: StepShapes, params: Any) -> int:
         ("sample", shapes.buckets.sampling[-1], SamplingMode.LOGPROBS),
         ("score", shapes.buckets.mixed[-1]),
     )
-    reports = [_report(_compile(shapes, key, jobs[key])) for key in largest]
+    with ThreadPoolExecutor(len(largest)) as threads:
+        programs = threads.map(lambda key: _compile(shapes, key, jobs[key]), largest)
+        reports = [_report(program) for program in programs]
     temporary = max(report.temp_size_in_bytes for report in reports)
     outputs = max(report.output_size_in_bytes - report.alias_size_in_bytes for report in reports)
     return int(temporary + 2 * outputs)
@@ -119,8 +121,9 @@ def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
         hidden = jax.ShapeDtypeStruct((size, out.last_hidden.shape[1]), out.last_hidden.dtype)
         scored = (params, hidden, _int32(size))
         yield ("score", size), (partial(score, shapes=shapes), scored, ())
-    for rows in shapes.buckets.sampling:
-        for mode in SamplingMode:
+    # Mode by mode, so that what the modes of a size have in common is tuned once for all of them.
+    for mode in SamplingMode:
+        for rows in reversed(shapes.buckets.sampling):
             kept = state if mode >= SamplingMode.ADJUSTED else None
             args = (params, slots, kept, out.last_hidden, out.sampling)
             sampler = partial(sample, shapes=shapes, num_rows=rows, mode=mode)

@@ -125,6 +125,8 @@ class StepRunner:
         self._modes: NDArray[np.int8] = np.zeros(shapes.buckets.max_num_seqs, np.int8)
         self._scoring: set[int] = set()
         self._ruled: set[int] = set()
+        if jax.default_backend() != "cpu":
+            self._run_each_step_once()
 
     def close(self) -> None:
         """Give the device's memory back."""
@@ -173,10 +175,25 @@ class StepRunner:
             array.copy_to_host_async()
         return result
 
+    def _run_each_step_once(self) -> None:
+        """Run every step without any row: a GPU takes up to 0.2 s to prepare a program's first."""
+        nothing = StepPlan(rows=(), admitted=(), page_updates=(), copies=())
+        for bucket in self.shapes.buckets.all():
+            packed = pack(nothing, self.shapes.layout(bucket), self._sampling)
+            self._cache, self._slots, out = self._programs["forward", bucket](
+                self._params, self._cache, self._slots, packed
+            )
+        for mode in SamplingMode:
+            for rows in self.shapes.buckets.sampling:
+                self._enqueue_sampling(rows, mode, out)
+        jax.block_until_ready(self._slots)
+
     def _sample(self, slots: NDArray[np.int32], out: ForwardOut) -> Sampled:
         """Enqueue the choice of a token for each row; `slots` are the rows'."""
         mode = SamplingMode(int(self._modes[slots].max()))
-        rows = self.shapes.buckets.sampling_rows(len(slots))
+        return self._enqueue_sampling(self.shapes.buckets.sampling_rows(len(slots)), mode, out)
+
+    def _enqueue_sampling(self, rows: int, mode: SamplingMode, out: ForwardOut) -> Sampled:
         sample = self._programs["sample", rows, mode]
         kept = self._sampler if mode >= SamplingMode.ADJUSTED else None
         self._slots, kept, sampled = sample(
