@@ -1,0 +1,89 @@
+"""Products with weights on Hopper GPUs, and what follows them: a sum, or silu of a gate.
+
+A caller asks `supports` whether the kernel takes its arrays, and `tiling_for` whether it is faster
+than XLA for their shapes; both answer while a program is traced. `matmul` is the product itself.
+
+Axis letters used here: M rows, K inputs, N outputs, F outputs of a gated product.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from paged.matmul.choice import tiling_for
+from paged.matmul.hopper import hopper_matmul
+from paged.matmul.tiling import Tiling
+
+__all__ = ["Tiling", "available", "matmul", "supports", "tiling_for"]
+
+
+def available(device: jax.Device) -> bool:
+    """Whether a device can run the kernel: it must be a Hopper GPU."""
+    is_gpu = device.platform in ("gpu", "cuda")
+    return is_gpu and str(getattr(device, "compute_capability", "")) == "9.0"
+
+
+def supports(x: jax.Array, w: jax.Array) -> bool:
+    """Whether the kernel takes x [M, K] and w [K, N] or [K, 2, F].
+
+    Both must be the same 16-bit float, and K and N or F multiples of 64: rows of 128 bytes.
+    """
+    half = x.dtype == w.dtype and x.dtype in (jnp.bfloat16, jnp.float16)
+    return half and w.ndim in (2, 3) and w.shape[0] % 64 == 0 and w.shape[-1] % 64 == 0
+
+
+def matmul(
+    x: jax.Array,
+    w: jax.Array,
+    tiling: Tiling,
+    *,
+    residual: jax.Array | None = None,
+    out_dtype: jnp.dtype | None = None,
+    interpret: plgpu.InterpretGPUParams | None = None,
+) -> jax.Array:
+    """x [M, K] times w, accumulated in float32.
+
+    Args:
+        w: [K, N] gives [M, N]; gate and up [K, 2, F] give silu(x w[:, 0]) * (x w[:, 1]), [M, F].
+        tiling: of `tiling_for`. Its depth times its splits must divide K.
+        residual: [M, N] to add, before the result is rounded.
+        out_dtype: of the result; x's own by default.
+        interpret: run on a CPU, in Pallas' interpreter.
+    """
+    _check(x, w, tiling)
+    dtype = jnp.dtype(out_dtype or x.dtype)
+    m = x.shape[0]
+    # Rows of shared memory come in eights, and those of an array do too if it has more.
+    padding = -m % 8 if m > 8 else 0
+    if padding:
+        x = _pad(x, padding)
+        residual = None if residual is None else _pad(residual, padding)
+    if tiling.splits > 1:
+        out = hopper_matmul(x, w, tiling, out_dtype=jnp.float32, interpret=interpret)
+        out = jnp.sum(out, axis=0)
+        out = (out if residual is None else out + residual.astype(jnp.float32)).astype(dtype)
+    else:
+        out = hopper_matmul(x, w, tiling, residual=residual, out_dtype=dtype, interpret=interpret)
+    return out[:m] if padding else out
+
+
+def _pad(rows: jax.Array, padding: int) -> jax.Array:
+    return jnp.pad(rows, ((0, padding), (0, 0)))
+
+
+def _check(x: jax.Array, w: jax.Array, tiling: Tiling) -> None:
+    gated = w.ndim > 2
+    if not supports(x, w):
+        raise ValueError(
+            f"the kernel multiplies 16-bit floats of one kind whose K and N are multiples of 64, "
+            f"got {x.dtype} {x.shape} and {w.dtype} {w.shape}: leave these to XLA"
+        )
+    if gated and tiling.splits > 1:
+        raise ValueError(f"a gated product cannot be summed later, got {tiling.splits} splits")
+    if w.shape[0] % (tiling.depth * tiling.splits):
+        raise ValueError(
+            f"K must be a multiple of depth times splits, got {w.shape[0]} with {tiling.depth} "
+            f"times {tiling.splits}: ask tiling_for"
+        )

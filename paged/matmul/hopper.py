@@ -1,0 +1,408 @@
+"""Matrix products for Hopper GPUs with what follows them, in the Mosaic GPU form of Pallas.
+
+A program computes tiles of the output, one after another. One warpgroup copies tiles of x and of
+the weight into a ring of buffers, and runs ahead into the next output tile; the others multiply,
+each with an accumulator of its own in registers, and finish the tile there: the gated form
+multiplies silu(gate) by up, the residual form adds. Programs of a cluster share what they read:
+those with the same columns and other rows the weight, those with the same rows and other columns x.
+
+Tiles may reach over the edges of the arrays. Copies read zeros there, and write nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from paged.matmul.tiling import OUTPUT_SLOTS, Plan, Tiling
+
+Ref = Any
+
+
+class _Shared(NamedTuple):
+    """Shared memory and barriers of a program.
+
+    Attributes:
+        x: [stages, row warpgroups, rows, depth].
+        w: for each width the ring, [stages, column warpgroups, buffer rows, width].
+        w_halves: the same memory as [..., buffer rows, 2, width / 2]; empty unless gates are apart.
+        out: [warpgroups, OUTPUT_SLOTS, rows, chunk].
+        full, free: of the ring.
+        added: the residual's copies have arrived.
+    """
+
+    x: Ref
+    w: tuple[Ref, ...]
+    w_halves: tuple[Ref, ...]
+    out: Ref
+    full: Ref
+    free: Ref
+    added: Ref
+
+
+class _Tile(NamedTuple):
+    """Where a program's output tile starts (part of K, row, column), and how many it did before."""
+
+    split: jax.Array
+    row: jax.Array
+    column: jax.Array
+    done: jax.Array
+
+
+def hopper_matmul(
+    x: jax.Array,
+    w: jax.Array,
+    tiling: Tiling,
+    *,
+    residual: jax.Array | None = None,
+    out_dtype: jnp.dtype | None = None,
+    interpret: plgpu.InterpretGPUParams | None = None,
+) -> jax.Array:
+    """The kernel alone: see `paged.matmul.matmul`. `interpret` runs it on a CPU.
+
+    Rows must be fewer than 8 or a multiple of 8. Several splits give [splits, M, N], yet to be
+    summed, and are not for gates or a residual.
+    """
+    plan = Plan(
+        tiling=tiling,
+        m=x.shape[0],
+        k=x.shape[1],
+        n=w.shape[1] if w.ndim == 2 else math.prod(w.shape[1:]) // 2,
+        run=w.shape[-1] if w.ndim > 2 else 0,
+        apart=w.ndim == 3,
+        residual=residual is not None,
+        dtype=x.dtype,
+        out_dtype=jnp.dtype(out_dtype or x.dtype),
+        interpreted=interpret is not None,
+    )
+    parts = (tiling.splits,) if tiling.splits > 1 else ()
+    kernel = plgpu.kernel(
+        functools.partial(_kernel, plan=plan),
+        kernel_name="paged_matmul_gated" if plan.run else "paged_matmul",
+        out_type=jax.ShapeDtypeStruct((*parts, plan.m, plan.n), plan.out_dtype),
+        grid=(plan.clusters,),
+        grid_names=("group",),
+        cluster=(tiling.row_cluster, tiling.column_cluster),
+        cluster_names=("cluster_row", "cluster_column"),
+        num_threads=tiling.warpgroups + 1,
+        thread_name="warpgroup",
+        scratch_types=_scratch(plan),
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
+        ),
+        interpret=interpret,
+    )
+    flat = w if plan.apart else w.reshape(plan.k, plan.halves * plan.n)
+    return kernel(x, flat, residual)
+
+
+def _scratch(plan: Plan) -> tuple[Any, ...]:
+    """See `_Shared`; the views of the ring of weights are one union."""
+    tile = plan.tiling
+    operand = functools.partial(_transforms, plan.swizzle, jnp.dtype(plan.dtype).itemsize)
+
+    def ring(width: int, *shape: int) -> Any:
+        leading = (plan.stages, tile.column_warpgroups, plan.buffer_rows(width))
+        transforms = operand(*[1] * (len(shape) - 1))
+        return plgpu.SMEM((*leading, *shape), plan.dtype, transforms=transforms)
+
+    plain = tuple(ring(width, width) for width in tile.widths)
+    halves = tuple(ring(width, 2, width // 2) for width in tile.widths) if plan.apart else ()
+    union: Any = plgpu.RefUnion(*plain, *halves) if len(plain + halves) > 1 else plain
+    out_shape = (tile.warpgroups, OUTPUT_SLOTS, tile.rows, plan.chunk)
+    out_transforms = _transforms(plan.chunk, jnp.dtype(plan.out_dtype).itemsize)
+    weight_copies = 2 if plan.apart and plan.interpreted else 1
+    copies = tile.row_warpgroups + tile.column_warpgroups * weight_copies
+    x_shape = (plan.stages, tile.row_warpgroups, tile.rows, tile.depth)
+    return (
+        plgpu.SMEM(x_shape, plan.dtype, transforms=operand()),
+        union,
+        plgpu.SMEM(out_shape, plan.out_dtype, transforms=out_transforms),
+        plgpu.Barrier(num_barriers=plan.stages, num_arrivals=copies),
+        _free_barriers(plan),
+        plgpu.Barrier(num_barriers=(tile.warpgroups, OUTPUT_SLOTS)) if plan.residual else None,
+    )
+
+
+def _transforms(columns: int, itemsize: int, *middle: int) -> tuple[Any, ...]:
+    # Their base class is abstract by the letter, for a method whose body is empty.
+    return (
+        plgpu.TilingTransform((8, *middle, columns)),  # type: ignore[abstract]
+        plgpu.SwizzleTransform(columns * itemsize),  # type: ignore[abstract]
+    )
+
+
+def _free_barriers(plan: Plan) -> plgpu.Barrier | plgpu.ClusterBarrier:
+    """A buffer is free when all programs that share a part of it are done with theirs."""
+    tile = plan.tiling
+    sizes = {"cluster_row": tile.row_cluster, "cluster_column": tile.column_cluster}
+    axes = tuple(name for name, size in sizes.items() if size > 1)
+    if not axes:
+        return plgpu.Barrier(num_barriers=plan.stages, num_arrivals=tile.warpgroups)
+    return plgpu.ClusterBarrier(
+        collective_axes=axes, num_barriers=plan.stages, num_arrivals=tile.warpgroups
+    )
+
+
+def _kernel(
+    x_ref: Ref,
+    w_ref: Ref,
+    residual_ref: Ref | None,
+    out_ref: Ref,
+    x_ring: Ref,
+    w_rings: tuple[Ref, ...],
+    *others: Ref,
+    plan: Plan,
+) -> None:
+    """All tiles of one program."""
+    phases = len(plan.tiling.widths)
+    shared = _Shared(x_ring, w_rings[:phases], w_rings[phases:], *others)
+    warpgroup = lax.axis_index("warpgroup")
+    computers = plan.tiling.warpgroups
+    # Each starts with its share of a multiprocessor's registers. Those that copy need few.
+    alone = plan.tiling.residents == 1
+    more, fewer = {2: (232, 40), 3: (160, 32)}.get(computers, (0, 0)) if alone else (0, 0)
+
+    @pl.when(warpgroup < computers)
+    def _() -> None:
+        if more:
+            plgpu.set_max_registers(more, action="increase")
+        compute = functools.partial(_compute, warpgroup, residual_ref, out_ref, shared, plan)
+        _for_each_tile(plan, compute)
+        plgpu.wait_smem_to_gmem(0)
+
+    @pl.when(warpgroup == computers)
+    def _() -> None:
+        if fewer:
+            plgpu.set_max_registers(fewer, action="decrease")
+        _for_each_tile(plan, functools.partial(_copy, x_ref, w_ref, shared, plan))
+        # A program must not end while others of its cluster may arrive at its barriers.
+        for slot in range(plan.stages):
+            plgpu.barrier_wait(shared.free.at[slot])
+
+
+def _for_each_tile(plan: Plan, work: Callable[[_Tile], None]) -> None:
+    """Call `work` for the tiles of this program."""
+    tile = plan.tiling
+    first = lax.axis_index("group")
+    group = math.gcd(plan.row_tiles, tile.group)
+
+    def turn(done: jax.Array, carry: jax.Array) -> jax.Array:
+        split, index = _div_rem(first + done * plan.clusters, plan.row_tiles * plan.column_tiles)
+        stripe, index = _div_rem(index, group * plan.column_tiles)
+        column, row = _div_rem(index, group)
+        row = (stripe * group + row) * tile.row_cluster + lax.axis_index("cluster_row")
+        column = column * tile.column_cluster + lax.axis_index("cluster_column")
+        work(_Tile(split, row * tile.height, column * plan.columns, done))
+        return carry
+
+    turns = lax.div(plan.tiles - first + plan.clusters - 1, plan.clusters)
+    lax.fori_loop(0, turns, turn, jnp.int32(0))
+
+
+def _div_rem(number: jax.Array, by: int) -> tuple[jax.Array, jax.Array]:
+    return lax.div(number, by), lax.rem(number, by)
+
+
+def _copy(x_ref: Ref, w_ref: Ref, shared: _Shared, plan: Plan, place: _Tile) -> None:
+    """Copy what a tile is made of into the ring, as its buffers become free."""
+    for phase in range(len(plan.tiling.widths)):
+        fill = functools.partial(_fill, x_ref, w_ref, shared, plan, place, phase)
+        lax.fori_loop(0, plan.steps, fill, jnp.int32(0))
+
+
+def _fill(
+    x_ref: Ref,
+    w_ref: Ref,
+    shared: _Shared,
+    plan: Plan,
+    place: _Tile,
+    phase: int,
+    step: jax.Array,
+    carry: jax.Array,
+) -> jax.Array:
+    """Fill one buffer."""
+    tile = plan.tiling
+    count = _count(plan, place, phase) + step
+    slot = lax.rem(count, plan.stages)
+    full = shared.full.at[slot]
+    pl.when(count >= plan.stages)(lambda: plgpu.barrier_wait(shared.free.at[slot]))
+    depth = _span((place.split * plan.steps + step) * tile.depth, tile.depth)
+    for i in range(tile.row_warpgroups):
+        rows = _span(place.row + i * tile.rows, plan.rows_loaded, 8)
+        target = shared.x.at[slot, i, pl.ds(0, plan.rows_loaded)]
+        _multicast(x_ref.at[rows, depth], target, full, "cluster_column", tile.column_cluster)
+    for j in range(tile.column_warpgroups):
+        column = _column(plan, place, phase, j)
+        _copy_weight(w_ref, depth, column, slot, j, phase, full, shared, plan)
+    return carry
+
+
+def _count(plan: Plan, place: _Tile, phase: int) -> jax.Array:
+    """Buffers filled before those of a phase."""
+    return (place.done * len(plan.tiling.widths) + phase) * plan.steps
+
+
+def _column(plan: Plan, place: _Tile, phase: int, j: jax.Array | int) -> jax.Array:
+    """The first output column of column warpgroup `j` in a phase."""
+    before = sum(plan.out_widths[:phase]) * plan.tiling.column_warpgroups
+    return place.column + before + j * plan.out_widths[phase]
+
+
+def _span(start: jax.Array, size: int, unit: int | None = None) -> Any:
+    return pl.ds(pl.multiple_of(start, unit or size), size)
+
+
+def _copy_weight(
+    w_ref: Ref,
+    depth: Any,
+    column: jax.Array,
+    slot: jax.Array,
+    j: int,
+    phase: int,
+    full: Ref,
+    shared: _Shared,
+    plan: Plan,
+) -> None:
+    rows = pl.ds(0, plan.tiling.depth)
+    copy = functools.partial(
+        _multicast, full=full, axis="cluster_row", sharers=plan.tiling.row_cluster
+    )
+    half = plan.out_widths[phase]
+    if not plan.apart:
+        columns = _span(column * plan.halves, plan.tiling.widths[phase], plan.swizzle)
+        copy(w_ref.at[depth, columns], shared.w[phase].at[slot, j, rows])
+    elif plan.interpreted:  # which does not know that the views share their memory
+        columns = _span(column, half, plan.swizzle)
+        for h in range(2):
+            target = shared.w[phase].at[slot, j, rows, pl.ds(h * half, half)]
+            copy(w_ref.at[depth, h, columns], target)
+    else:
+        columns = _span(column, half, plan.swizzle)
+        copy(w_ref.at[depth, :, columns], shared.w_halves[phase].at[slot, j, rows])
+
+
+def _multicast(source: Ref, target: Ref, full: Ref, axis: str, sharers: int) -> None:
+    plgpu.copy_gmem_to_smem(source, target, full, collective_axes=axis if sharers > 1 else None)
+
+
+def _compute(
+    warpgroup: jax.Array,
+    residual_ref: Ref | None,
+    out_ref: Ref,
+    shared: _Shared,
+    plan: Plan,
+    place: _Tile,
+) -> None:
+    """One warpgroup's part of a tile."""
+    i, j = _div_rem(warpgroup, plan.tiling.column_warpgroups)
+    row = place.row + i * plan.tiling.rows
+    for phase, width in enumerate(plan.out_widths):
+        column = _column(plan, place, phase, j)
+        output = _Output(
+            warpgroup, residual_ref, out_ref, shared, plan, place.split, row, column, width
+        )
+        output.begin()
+        output.store(_products(i, j, shared, plan, place, phase))
+
+
+def _products(
+    i: jax.Array, j: jax.Array, shared: _Shared, plan: Plan, place: _Tile, phase: int
+) -> jax.Array:
+    """The sum over K of the products of buffers, [rows, width] in float32."""
+    tile = plan.tiling
+    before = _count(plan, place, phase)
+    rows = pl.ds(0, tile.depth)
+
+    def release(count: jax.Array) -> None:
+        plgpu.barrier_arrive(shared.free.at[lax.rem(count, plan.stages)])
+
+    def all_steps(acc: Ref) -> jax.Array:
+        def step(k: jax.Array, carry: jax.Array) -> jax.Array:
+            slot = lax.rem(before + k, plan.stages)
+            plgpu.barrier_wait(shared.full.at[slot])
+            plgpu.wgmma(acc, shared.x.at[slot, i], shared.w[phase].at[slot, j, rows])
+            plgpu.wgmma_wait(1)
+            pl.when(k > 0)(lambda: release(before + k - 1))
+            return carry
+
+        lax.fori_loop(0, plan.steps, step, jnp.int32(0))
+        return acc[...]
+
+    shape = (tile.rows, tile.widths[phase])
+    acc = pl.run_scoped(all_steps, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+    release(before + plan.steps - 1)
+    return acc
+
+
+class _Output(NamedTuple):
+    """Where a warpgroup's accumulator goes: from `row` and `column`, `width` columns."""
+
+    warpgroup: jax.Array
+    residual_ref: Ref | None
+    out_ref: Ref
+    shared: _Shared
+    plan: Plan
+    split: jax.Array
+    row: jax.Array
+    column: jax.Array
+    width: int
+
+    def begin(self) -> None:
+        """Start to copy what is to be added."""
+        if self.residual_ref is not None:
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            for c in range(min(OUTPUT_SLOTS, self._chunks)):
+                self._copy_residual(c)
+
+    def store(self, acc: jax.Array) -> None:
+        """Finish the accumulator, chunk by chunk."""
+        for c in range(self._chunks):
+            buffer = self.shared.out.at[self.warpgroup, c % OUTPUT_SLOTS]
+            values = self._values(acc, c)
+            if self.residual_ref is None:
+                plgpu.wait_smem_to_gmem(OUTPUT_SLOTS - 1, wait_read_only=True)
+            else:
+                plgpu.barrier_wait(self.shared.added.at[self.warpgroup, c % OUTPUT_SLOTS])
+                added = plgpu.load(buffer, layout=plgpu.Layout.WGMMA)
+                values = values + added.astype(jnp.float32)
+            buffer[...] = values.astype(self.plan.out_dtype)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(self._staged(c), self._place(self.out_ref, c))
+            if self.residual_ref is not None and c + OUTPUT_SLOTS < self._chunks:
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                self._copy_residual(c + OUTPUT_SLOTS)
+
+    @property
+    def _chunks(self) -> int:
+        return self.width // self.plan.chunk
+
+    def _values(self, acc: jax.Array, c: int) -> jax.Array:
+        chunk = self.plan.chunk
+        if not self.plan.run:
+            return acc[:, c * chunk : (c + 1) * chunk]
+        at_gate, at_up = self.plan.gate_and_gated(acc.shape[1], c * chunk)
+        gate, up = acc[:, at_gate : at_gate + chunk], acc[:, at_up : at_up + chunk]
+        return gate * up / (1 + jnp.exp(-gate))
+
+    def _copy_residual(self, c: int) -> None:
+        barrier = self.shared.added.at[self.warpgroup, c % OUTPUT_SLOTS]
+        plgpu.copy_gmem_to_smem(self._place(self.residual_ref, c), self._staged(c), barrier)
+
+    def _staged(self, c: int) -> Ref:
+        rows = pl.ds(0, self.plan.rows_loaded)
+        return self.shared.out.at[self.warpgroup, c % OUTPUT_SLOTS, rows]
+
+    def _place(self, ref: Ref, c: int) -> Ref:
+        rows = _span(self.row, self.plan.rows_loaded, 8)
+        columns = _span(self.column + c * self.plan.chunk, self.plan.chunk)
+        split = self.plan.tiling.splits > 1
+        return ref.at[self.split, rows, columns] if split else ref.at[rows, columns]

@@ -1,0 +1,53 @@
+"""What was measured: written by `benchmarks/tune_matmul.py`, for each kind of device.
+
+A product is (gated, K, columns of its output). Its tilings are for up to so many rows; the last is
+for more rows too. None is XLA.
+"""
+
+from __future__ import annotations
+
+from paged.matmul.tiling import Tiling
+
+Product = tuple[bool, int, int]
+UpTo = tuple[int, Tiling | None]
+
+TUNED: dict[str, dict[Product, tuple[UpTo, ...]]] = {
+    "NVIDIA H200": {
+        (True, 4096, 14336): (
+            (7, None),
+            (64, Tiling(row_warpgroups=1, widths=(128,), column_warpgroups=2)),
+            (128, Tiling(column_cluster=2)),
+            (256, Tiling(row_cluster=2)),
+            (384, Tiling(column_cluster=2)),
+            (512, Tiling(row_cluster=2, widths=(256, 192))),
+            (1024, Tiling(row_cluster=2)),
+        ),
+        (False, 14336, 4096): (
+            (8, None),
+            (32, Tiling(row_warpgroups=1, widths=(64,), splits=2, depth=128)),
+            (64, Tiling(row_warpgroups=1, widths=(64,), splits=2)),
+            (128, Tiling(widths=(64,), splits=2)),
+            (256, Tiling(row_cluster=2, widths=(64,))),
+            (512, Tiling(row_cluster=2, splits=2)),
+            (1024, Tiling(row_cluster=2)),
+            (2048, None),
+        ),
+        (False, 4096, 6144): (
+            (8, None),
+            (64, Tiling(row_warpgroups=1, widths=(64,))),
+            (128, Tiling(widths=(64,))),
+            (256, None),
+            (1024, Tiling(row_cluster=2, widths=(192,))),
+            (2048, None),
+        ),
+        (False, 4096, 4096): (
+            (32, None),
+            (64, Tiling(row_warpgroups=1, widths=(64,), splits=2)),
+            (128, Tiling(widths=(64,), splits=2)),
+            (256, Tiling(row_cluster=2, widths=(64,))),
+            (512, Tiling(row_cluster=2, widths=(128,))),
+            (1024, Tiling(row_cluster=2)),
+            (2048, None),
+        ),
+    },
+}
