@@ -40,7 +40,7 @@ from paged.cache import CacheSpec, PagedKVCache
 from paged.models.config import ModelConfig
 from paged.models.loading import resolve_model
 from paged.models.registry import get_family
-from paged.models.weights import param_bytes
+from paged.models.weights import for_device, param_bytes
 from paged.runtime.buckets import Bucket, Buckets
 from paged.runtime.programs import abstract
 from paged.runtime.sampler import SamplingMode
@@ -242,6 +242,7 @@ def main() -> None:
     parser.add_argument("--read", type=float, default=4.58e12, help="bytes per second")
     parser.add_argument("--multiply", type=float, default=832e12, help="FLOP per second")
     parser.add_argument("--backend", default=None)
+    parser.add_argument("--xla-products", action="store_true", help="leave products to XLA")
     parser.add_argument("--top", type=int, default=8, help="kernels to print of each case")
     args = parser.parse_args()
     source = resolve_model(args.model, load_format="dummy")
@@ -254,6 +255,8 @@ def main() -> None:
     backend = args.backend or default_backend(jax.devices()[0])
     shapes = StepShapes(family, model, cache_spec, buckets, MAX_MODEL_LEN, backend)
     params = source.load(jnp.dtype(jnp.bfloat16), seed=0, progress=False)
+    if not args.xla_products:
+        params = for_device(params, jax.devices()[0])
     cases = [Case.parse(text) for text in args.cases.split(",")]
     start = time.perf_counter()
     with ThreadPoolExecutor(12) as threads:

@@ -164,12 +164,6 @@ def merge_heads(x: jax.Array) -> jax.Array:
     return x.reshape(x.shape[0], -1)
 
 
-def gated_silu(gate_up: jax.Array) -> jax.Array:
-    """silu(gate) * up for [T, 2, F], in float32; returns [T, F] in the input's dtype."""
-    gate, up = gate_up[:, 0].astype(jnp.float32), gate_up[:, 1].astype(jnp.float32)
-    return (jax.nn.silu(gate) * up).astype(gate_up.dtype)
-
-
 def decode(
     layer: Layer,
     params: DecoderParams,

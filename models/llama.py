@@ -15,7 +15,6 @@ from paged.models.layers import (
     LayerParams,
     decode,
     decoder_specs,
-    gated_silu,
     layer_specs,
     merge_heads,
     rms_norm,
@@ -50,9 +49,9 @@ def layer(
     q, k = rotate(q, angles), rotate(k, angles)
     scoring = Scoring(config.head_dim**-0.5, window)
     attended, pages = paged_attention(q, k, v, pages, meta, scoring)
-    x = x + params.out(merge_heads(attended))
+    x = params.out.added_to(x, merge_heads(attended))
     normed = rms_norm(x, params.mlp_norm, config.rms_norm_eps)
-    return x + params.down(gated_silu(params.gate_up(normed))), pages
+    return params.down.added_to(x, params.gate_up.gated_silu(normed)), pages
 
 
 forward = partial(decode, layer)

@@ -16,7 +16,6 @@ from paged.models.layers import (
     LayerParams,
     decode,
     decoder_specs,
-    gated_silu,
     layer_specs,
     merge_heads,
     norm,
@@ -77,9 +76,9 @@ def layer(
     k = rotate(rms_norm(k, params.k_norm, config.rms_norm_eps), angles)
     scoring = Scoring(config.head_dim**-0.5, window)
     attended, pages = paged_attention(q, k, v, pages, meta, scoring)
-    x = x + params.out(merge_heads(attended))
+    x = params.out.added_to(x, merge_heads(attended))
     normed = rms_norm(x, params.mlp_norm, config.rms_norm_eps)
-    return x + params.down(gated_silu(params.gate_up(normed))), pages
+    return params.down.added_to(x, params.gate_up.gated_silu(normed)), pages
 
 
 forward = partial(decode, layer)

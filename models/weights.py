@@ -21,6 +21,8 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from paged import matmul
+
 Init = Literal["normal", "ones", "zeros"]
 
 # Logical axis -> mesh axis. Axes that are absent, like the residual stream, are replicated.
@@ -28,9 +30,19 @@ SHARDING_RULES = {"vocab": "tensor", "heads": "tensor", "mlp": "tensor"}
 
 
 class Linear(Protocol):
-    """A weight that multiplies: x [T, K] to [T, *N], in x's dtype unless another is asked for."""
+    """A weight that multiplies, and does what follows in the same go where that is faster."""
 
-    def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array: ...
+    def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
+        """x [T, K] to [T, *N], in x's dtype unless another is asked for."""
+        ...
+
+    def added_to(self, residual: jax.Array, x: jax.Array) -> jax.Array:
+        """`residual` [T, N] plus the product of x [T, K]."""
+        ...
+
+    def gated_silu(self, x: jax.Array) -> jax.Array:
+        """silu(gate) * up [T, F] of x [T, K], for a weight of [K, 2, F]: first gate, then up."""
+        ...
 
 
 @struct.dataclass
@@ -49,6 +61,48 @@ class Dense:
     def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
         out = jnp.tensordot(x, self.kernel, axes=1, preferred_element_type=dtype)
         return out if self.bias is None else out + self.bias.astype(out.dtype)
+
+    def added_to(self, residual: jax.Array, x: jax.Array) -> jax.Array:
+        return residual + self(x)
+
+    def gated_silu(self, x: jax.Array) -> jax.Array:
+        both = self(x)
+        gate, up = both[:, 0].astype(jnp.float32), both[:, 1].astype(jnp.float32)
+        return (jax.nn.silu(gate) * up).astype(both.dtype)
+
+
+@struct.dataclass
+class HopperDense(Dense):
+    """A plain weight on a Hopper GPU: multiplied by a kernel of ours where XLA is slower."""
+
+    def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
+        kernel = self.kernel.reshape(self.kernel.shape[0], -1)
+        tiling = _tiling(x, kernel)
+        if tiling is None:
+            return Dense.__call__(self, x, dtype)
+        out = matmul.matmul(x, kernel, tiling, out_dtype=dtype)
+        out = out.reshape(x.shape[0], *self.kernel.shape[1:])
+        return out if self.bias is None else out + self.bias.astype(out.dtype)
+
+    def added_to(self, residual: jax.Array, x: jax.Array) -> jax.Array:
+        tiling = _tiling(x, self.kernel, residual=True)
+        if tiling is None or self.bias is not None:
+            return Dense.added_to(self, residual, x)
+        return matmul.matmul(x, self.kernel, tiling, residual=residual)
+
+    def gated_silu(self, x: jax.Array) -> jax.Array:
+        tiling = _tiling(x, self.kernel)
+        if tiling is None or self.bias is not None:
+            return Dense.gated_silu(self, x)
+        return matmul.matmul(x, self.kernel, tiling)
+
+
+def _tiling(x: jax.Array, kernel: jax.Array, *, residual: bool = False) -> matmul.Tiling | None:
+    """How our kernel would cut the product of x [T, K] with [K, N] or [K, 2, F]; None to not."""
+    if not matmul.supports(x, kernel):
+        return None
+    (rows, inputs), outputs = x.shape, kernel.shape[-1]
+    return matmul.tiling_for(rows, inputs, outputs, gated=kernel.ndim == 3, residual=residual)
 
 
 @struct.dataclass
@@ -169,6 +223,17 @@ def fused_linear(
     kernel: Any = ParamSpec(weights, (inputs, *joined), axes, "normal", join_axis, transpose=True)
     offset: Any = ParamSpec(biases, tuple(joined), axes[1:], "zeros", join_axis) if bias else None
     return Dense(kernel, offset)
+
+
+def for_device(params: Any, device: jax.Device) -> Any:
+    """The same parameters (or their shapes), of the types that multiply fastest on `device`."""
+    if not matmul.available(device):
+        return params
+
+    def fastest(weight: Any) -> Any:
+        return HopperDense(weight.kernel, weight.bias) if type(weight) is Dense else weight
+
+    return jax.tree.map(fastest, params, is_leaf=lambda node: isinstance(node, Dense))
 
 
 def param_bytes(specs: Any, dtype: jnp.dtype) -> int:

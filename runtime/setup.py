@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from paged.attention import default_backend
-from paged.cache import CacheSpec
+from paged.cache import KV_DTYPES, CacheSpec
 from paged.models.config import ModelConfig, resolve_dtype
 from paged.models.loading import ModelSource
 from paged.models.registry import get_family
-from paged.models.weights import param_bytes, param_shapes
+from paged.models.weights import for_device, param_bytes, param_shapes
 from paged.runtime.buckets import Buckets
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
@@ -67,6 +67,7 @@ def prepare(
     logger.info("%s", memory.report())
     with _timed(f"Loaded {source.name}"):
         params = source.load(dtype, seed=config.seed, progress=progress)
+        params = for_device(params, jax.devices()[0])
         jax.block_until_ready(params)
     with _timed("Compiled the steps"):
         runner = StepRunner(shapes, params, progress=progress)
@@ -146,7 +147,9 @@ def _divide_memory(
     if budget is None or config.kv_cache_memory_bytes is not None:
         kv_bytes = config.kv_cache_memory_bytes or _CPU_KV_MEMORY
     else:
-        steps = step_memory(shapes, param_shapes(specs, dtype)) + _DEVICE_RESERVE
+        steps = (
+            step_memory(shapes, for_device(param_shapes(specs, dtype), device)) + _DEVICE_RESERVE
+        )
         kv_bytes = page_memory(budget, weights, state, steps)
     num_pages = kv_bytes // shapes.cache.bytes_per_page
     length = fit_model_len(
@@ -177,14 +180,13 @@ def _shapes_of_one_sequence(
     """Shapes with the number of pages still open: the longest sequence's worth, alone."""
     wanted = config.max_model_len
     length = model.context_length if wanted in (None, -1) else wanted
-    kv_dtype = dtype if config.kv_cache_dtype == "auto" else jnp.dtype(config.kv_cache_dtype)
     cache = CacheSpec(
         num_layers=model.num_layers,
         num_pages=-(-length // config.block_size) + 1,
         page_size=config.block_size,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
-        dtype=kv_dtype,
+        dtype=kv_dtype(config.kv_cache_dtype, dtype, device),
     )
     backend = config.attention_backend
     return StepShapes(
@@ -195,6 +197,22 @@ def _shapes_of_one_sequence(
         max_model_len=length,
         backend=default_backend(device) if backend == "auto" else backend,
     )
+
+
+def kv_dtype(name: str, dtype: jnp.dtype, device: jax.Device) -> jnp.dtype:
+    """The element type of pages by the name of a flag, for a model of `dtype`.
+
+    Raises:
+        ConfigError: the device cannot read it.
+    """
+    wanted = dtype if name == "auto" else KV_DTYPES[name]
+    capability = getattr(device, "compute_capability", None)
+    if wanted == jnp.float8_e4m3fn and capability is not None and float(capability) < 8.9:
+        raise ConfigError(
+            f"--kv-cache-dtype {name} needs a GPU of compute capability 8.9 or above, and "
+            f"{device.device_kind} has {capability}. Use int8 or fp8_e5m2."
+        )
+    return wanted
 
 
 def _num_bytes(tree: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -16,6 +17,8 @@ from paged.models.registry import get_family
 from paged.models.weights import (
     Dense,
     Embedding,
+    HopperDense,
+    for_device,
     fused_linear,
     param_bytes,
     param_shapes,
@@ -114,3 +117,28 @@ def test_shardings_follow_the_logical_axes():
     assert shardings.final_norm.spec == PartitionSpec(None)
     params = random_params(specs(), F32, sharding=shardings)
     assert params.layers[0].qkv.kernel.sharding == layer.qkv.kernel
+
+
+def test_residual_and_gate_follow_the_product() -> None:
+    rng = np.random.default_rng(4)
+    x, residual = rng.normal(size=(5, 3)), rng.normal(size=(5, 4))
+    kernel, both = rng.normal(size=(3, 4)), rng.normal(size=(3, 2, 4))
+    added = Dense(jnp.asarray(kernel, F32)).added_to(
+        jnp.asarray(residual, F32), jnp.asarray(x, F32)
+    )
+    np.testing.assert_allclose(added, residual + x @ kernel, rtol=1e-5)
+    gated = Dense(jnp.asarray(both, F32)).gated_silu(jnp.asarray(x, F32))
+    gate, up = x @ both[:, 0], x @ both[:, 1]
+    np.testing.assert_allclose(gated, gate / (1 + np.exp(-gate)) * up, rtol=1e-4)
+
+
+def test_only_hopper_gets_its_own_products() -> None:
+    specs = get_family(CONFIG.architecture).specs(CONFIG)
+    shapes = param_shapes(specs, jnp.dtype(jnp.bfloat16))
+    hopper: Any = SimpleNamespace(platform="gpu", compute_capability="9.0")
+    ada: Any = SimpleNamespace(platform="gpu", compute_capability="8.9")
+    assert for_device(shapes, ada) is shapes
+    fast = for_device(shapes, hopper)
+    assert type(fast.layers[0].qkv) is HopperDense
+    assert fast.layers[0].qkv.kernel is shapes.layers[0].qkv.kernel
+    assert isinstance(fast.embedding, Embedding)
