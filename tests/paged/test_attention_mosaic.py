@@ -1,4 +1,4 @@
-"""The Mosaic GPU kernel, run warpgroup by warpgroup in its interpreter."""
+"""The Mosaic GPU kernels, run warpgroup by warpgroup in its interpreter."""
 
 from __future__ import annotations
 
@@ -10,22 +10,55 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged import attention
-from paged.attention import triton
-from paged.attention.mosaic import prefill as mosaic
-from paged.cache import Pages
+from paged.attention.mosaic import TILE_SIZE, decode, mosaic_decode, mosaic_prefill, prefill
+from paged.cache import as_stored
 from tests.paged.ragged import Row, Shape, check
 
 SHAPE = Shape(heads=4, kv_heads=1, dtype="bfloat16", num_rows=4, num_tokens=300, max_len=512)
 MIXED = [Row(15, 1), Row(100, 200), Row(0, 2), Row(300, 33)]
 
 
+DECODE = dataclasses.replace(SHAPE, num_rows=8, num_tokens=8)
+LENGTHS = [Row(length - 1, 1) for length in (200, 1, 64, 65, 512, 129, 16)]
+
+
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend whose prefill is interpreted, in few programs, so that each has several pieces."""
-    prefill = functools.partial(mosaic.mosaic_prefill, interpret=plgpu.InterpretGPUParams())
-    backend = attention.Backend(triton.decode_attention, prefill, mosaic.TILE_SIZE)
+    """A backend that is interpreted, in few programs, so that each has several pieces or rows."""
+    interpret = plgpu.InterpretGPUParams()
+    backend = attention.Backend(
+        functools.partial(mosaic_decode, interpret=interpret),
+        functools.partial(mosaic_prefill, interpret=interpret),
+        TILE_SIZE,
+    )
     monkeypatch.setitem(attention.BACKENDS, "interpreted", lambda: backend)
-    monkeypatch.setattr(mosaic, "_PROGRAMS", 3)
+    monkeypatch.setattr(prefill, "_PROGRAMS", 3)
+    monkeypatch.setattr(decode, "_MULTIPROCESSORS", 2)
+
+
+def test_decode_rows_see_their_whole_sequence() -> None:
+    check(DECODE, LENGTHS, "interpreted", decode_only=True)
+
+
+@pytest.mark.parametrize("rows", [[], [Row(0, 1)], [Row(511, 1)]], ids=("none", "one", "long"))
+def test_padding_rows_change_nothing(rows: list[Row]) -> None:
+    check(DECODE, rows, "interpreted", decode_only=True)
+
+
+def test_decode_of_a_window_with_sinks_and_a_soft_cap() -> None:
+    shape = dataclasses.replace(
+        DECODE, heads=6, kv_heads=2, page_size=8, window=90, sinks=True, soft_cap=10.0
+    )
+    check(shape, LENGTHS, "interpreted", decode_only=True)
+
+
+@pytest.mark.parametrize("heads_at_once", [2, 3])
+def test_decode_of_several_heads_at_once(
+    heads_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "_HEADS", heads_at_once)
+    shape = dataclasses.replace(DECODE, heads=12, kv_heads=6, page_size=32, sinks=True)
+    check(shape, LENGTHS, "interpreted", decode_only=True)
 
 
 def test_chunks_see_their_context_and_themselves() -> None:
@@ -80,5 +113,5 @@ def test_what_it_leaves_to_triton(
     dtype: str, kv_dtype: str | None, head_dim: int, supported: bool
 ) -> None:
     q = jnp.zeros((2, 2, head_dim), dtype)
-    pages = Pages(jnp.zeros((1, 16, 2, head_dim), kv_dtype or dtype), None)
-    assert mosaic.supports(q, pages) is supported
+    pages = as_stored(jnp.zeros((1, 16, 2, head_dim)), jnp.dtype(kv_dtype or dtype))
+    assert prefill.supports(q, pages) is supported

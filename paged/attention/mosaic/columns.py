@@ -1,0 +1,157 @@
+"""What decoding computes: a softmax over positions in rows, with a query head in each column.
+
+Tensor cores take 64 rows, but as few as 8 columns, and few query heads share a key/value head.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from paged.attention.mosaic.worklist import SPAN, Item
+from paged.attention.pieces import Ref
+from paged.attention.scoring import Scoring
+
+_LOG2_E = math.log2(math.e)
+# A masked score, and where running maxima start: see `triton.spans`.
+MASKED, LOWEST = -1e30, -1e20
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What is fixed when the kernels are compiled.
+
+    Attributes:
+        group: query heads that share one key/value head (G).
+        columns: the group padded to a multiple of 8 (N).
+        kv_heads: key/value heads (Hkv).
+        head_dim: elements of a head (D).
+        page_size: tokens a page holds.
+        pages_per_table: P.
+        heads: key/value heads of a program (H).
+        buffers: those of the ring; keys and values take turns in them.
+        programs: those that share the work of the same heads.
+        scoring: see `Scoring`.
+        dtype: of queries, pages and output.
+        interpreted: whether Pallas' interpreter runs the kernels.
+    """
+
+    group: int
+    columns: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    pages_per_table: int
+    heads: int
+    buffers: int
+    programs: int
+    scoring: Scoring
+    dtype: jnp.dtype
+    interpreted: bool
+
+    @property
+    def copies(self) -> int:
+        """Copies that fill a buffer: one a page, or a part of one."""
+        return max(SPAN // self.page_size, 1)
+
+    def by_columns(self, x: jax.Array) -> jax.Array:
+        """[.., Hq, x] as [.., Hkv, N, x], with zeros for query heads that there are none of."""
+        x = x.reshape(*x.shape[:-2], self.kv_heads, self.group, x.shape[-1])
+        padding = [(0, 0)] * x.ndim
+        padding[-2] = (0, self.columns - self.group)
+        return jnp.pad(x, padding)
+
+
+# Output [D, N], maximum [N] and sums [span, N] of the softmax so far, in powers of two.
+Running = tuple[jax.Array, jax.Array, jax.Array]
+# Of what has a query head in each column.
+COLUMN = plgpu.Layout.WGMMA.reduce(0)
+
+
+def wide(row: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """A number for each column, for the elements of a matrix."""
+    return lax.broadcast_in_dim(row, shape, [1])
+
+
+def start(head: jax.Array, item: Item, sinks_ref: Ref | None, spec: Spec) -> Running:
+    """The softmax over nothing, or over the sinks where the item begins a row."""
+    shape = (SPAN, spec.columns)
+    out = plgpu.layout_cast(
+        jnp.zeros((spec.head_dim, spec.columns), jnp.float32), plgpu.Layout.WGMMA
+    )
+    maximum = plgpu.layout_cast(jnp.full(spec.columns, LOWEST, jnp.float32), COLUMN)
+    if sinks_ref is None:
+        sums = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
+        return out, maximum, sums
+    begins = item.begins_row(lax.axis_index("program"))
+    sinks = plgpu.load(sinks_ref.at[head], layout=COLUMN, optimized=False) * _LOG2_E
+    row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
+    sums = jnp.where((row == 0) & begins, jnp.float32(1), jnp.float32(0))
+    return out, jnp.where(begins, sinks, maximum), sums
+
+
+def softmax(
+    running: Running, products: jax.Array, begin: jax.Array, item: Item, spec: Spec
+) -> tuple[Running, jax.Array]:
+    """The running softmax scaled for products k·q [span, N] from position `begin`, and weights."""
+    out, maximum, sums = running
+    scale = spec.scoring.scale * _LOG2_E
+    if spec.scoring.soft_cap is not None:
+        # tanh by exp2: the approximate instruction would be off in the third digit.
+        power = jnp.exp2(products * (2 * scale / spec.scoring.soft_cap))
+        products, scale = 1 - 2 / (power + 1), spec.scoring.soft_cap * _LOG2_E
+    row = plgpu.broadcasted_iota(jnp.int32, products.shape, 0, layout=plgpu.Layout.WGMMA)
+    visible = (row >= item.begin - begin) & (row < item.end - begin)
+    products = jnp.where(visible, products, MASKED)
+    new_maximum = jnp.maximum(maximum, products.max(axis=0) * scale)
+    decay = jnp.exp2(maximum - new_maximum)
+    weights = jnp.exp2(products * scale - wide(new_maximum, products.shape))
+    out *= wide(decay, out.shape)
+    sums = sums * wide(decay, sums.shape) + weights
+    return (out, new_maximum, sums), weights.astype(spec.dtype)
+
+
+def accumulate(running: Running, values: Ref, weights: Ref, spec: Spec) -> Running:
+    """Add the weighted values [span, D]."""
+    out, maximum, sums = running
+    if spec.interpreted:  # knows no accumulator that starts with a value
+        left, right = (ref[...].astype(jnp.float32) for ref in (values, weights))
+        return out + jnp.dot(left.T, right.T), maximum, sums
+
+    def add(accumulator: Ref) -> None:
+        plgpu.wgmma(accumulator, values.transpose((1, 0)), weights.transpose((1, 0)))
+
+    return pl.run_state(add)(plgpu.WGMMAAccumulatorRef.init(out)), maximum, sums
+
+
+def clear_unreadable(values: Ref, begin: jax.Array, item: Item, spec: Spec) -> None:
+    """Zero the values [span, D] from position `begin` on that are not of the item.
+
+    Their weight is zero, but zero times NaN is NaN.
+    """
+
+    @pl.when((begin + SPAN > item.end) | (begin < item.begin))
+    def _() -> None:
+        shape = (SPAN, 64)
+        row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
+        readable = (begin + row < item.end) & (begin + row >= item.begin)
+        for column in range(0, spec.head_dim, shape[1]):
+            part = values.at[:, pl.ds(column, shape[1])]
+            part[...] = jnp.where(readable, part[...], jnp.zeros(shape, spec.dtype))
+
+
+def store_rows(out: jax.Array, rows: Ref, out_ref: Ref, head: jax.Array, spec: Spec) -> None:
+    """Copy `out` [.., N] by way of `rows` [N, ..] to the group's rows of `out_ref` [Hq, ..]."""
+    rows.transpose((1, 0))[...] = plgpu.layout_cast(
+        out.astype(spec.dtype), plgpu.Layout.WGMMA_TRANSPOSED
+    )
+    plgpu.commit_smem()
+    group = out_ref.at[pl.ds(head * spec.group, spec.group)]
+    plgpu.copy_smem_to_gmem(rows.at[pl.ds(0, spec.group)], group)
+    plgpu.wait_smem_to_gmem(0)

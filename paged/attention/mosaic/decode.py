@@ -1,0 +1,453 @@
+"""Decode attention for Hopper GPUs, in the Mosaic GPU form of Pallas.
+
+The context of a row is read in spans of positions. All spans of a batch stand in one line, row
+after row, and each program takes an equal stretch of it, for some key/value heads and all the query
+heads that share them. Rows that lie within one stretch are finished there. Of a row that is cut,
+each program gives a part, and a second kernel merges the parts: no more rows than there are
+programs, however many there are in all.
+
+One warpgroup computes for each key/value head; the four warps of another walk the page tables and
+copy pages ahead of them into a ring of buffers, which runs on from row to row.
+
+Scores are computed transposed, a position in each row of the matrix: tensor cores take 64 rows, but
+as few as 8 columns, and few query heads share a key/value head.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from paged.attention import triton
+from paged.attention.metadata import AttentionMetadata
+from paged.attention.mosaic import prefill
+from paged.attention.mosaic.columns import (
+    COLUMN,
+    LOWEST,
+    MASKED,
+    Running,
+    Spec,
+    accumulate,
+    clear_unreadable,
+    softmax,
+    start,
+    store_rows,
+    wide,
+)
+from paged.attention.mosaic.worklist import SPAN, WHOLE, Item, part_of, work_list
+from paged.attention.pieces import Ref
+from paged.attention.scoring import Scoring
+from paged.cache import Pages
+
+_MULTIPROCESSORS = 132
+# Programs that a multiprocessor runs at a time, key/value heads of each, and bytes of its ring.
+# More bytes on their way at a time make memory slower (H200).
+_PROGRAMS, _HEADS, _RING = 2, 1, 65536
+_WARPS = 4
+# With more query heads for each key/value head the registers of two programs do not suffice.
+_MAX_GROUP = 16
+
+
+def decode_attention(
+    q: jax.Array,
+    pages: Pages,
+    lengths: jax.Array,
+    meta: AttentionMetadata,
+    scoring: Scoring,
+    sinks: jax.Array | None,
+) -> jax.Array:
+    """See `paged.attention.DecodeAttention`."""
+    if not supports(q, pages):
+        return triton.decode_attention(q, pages, lengths, meta, scoring, sinks)
+    return mosaic_decode(q, pages, lengths, meta, scoring, sinks)
+
+
+def supports(q: jax.Array, pages: Pages) -> bool:
+    """Whether the kernels take these, and are faster with them than Triton's."""
+    return prefill.supports(q, pages) and q.shape[1] // pages.kv_heads <= _MAX_GROUP
+
+
+def mosaic_decode(
+    q: jax.Array,
+    pages: Pages,
+    lengths: jax.Array,
+    meta: AttentionMetadata,
+    scoring: Scoring,
+    sinks: jax.Array | None,
+    *,
+    interpret: plgpu.InterpretGPUParams | None = None,
+) -> jax.Array:
+    """The kernels alone; `interpret` runs them on a CPU."""
+    num_rows, num_heads, head_dim = q.shape
+    spec = _make_spec(q, pages, meta, scoring, interpret is not None)
+    if sinks is not None:
+        sinks = spec.by_columns(sinks[:, None])[..., 0]
+    work = work_list(lengths, meta.slots, scoring.window, spec.programs)
+    kernel = functools.partial(
+        plgpu.kernel,
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True,
+            # Layouts as written, as for prefill.
+            lowering_semantics=plgpu.LoweringSemantics.Lane,
+            reduction_scratch_bytes=128 * spec.columns,
+        ),
+        interpret=interpret,
+    )
+    parts_shape = (2 * spec.programs, spec.kv_heads, head_dim, spec.columns)
+    out, parts, log_sums = kernel(
+        functools.partial(_part_kernel, spec=spec),
+        kernel_name="paged_decode",
+        out_type=[
+            jax.ShapeDtypeStruct((num_rows, num_heads, head_dim), q.dtype),
+            jax.ShapeDtypeStruct(parts_shape, jnp.float32),
+            jax.ShapeDtypeStruct((*parts_shape[:2], spec.columns), jnp.float32),
+        ],
+        grid=(spec.programs, spec.kv_heads // spec.heads),
+        grid_names=("program", "heads"),
+        num_threads=spec.heads + 1,
+        thread_name="warpgroup",
+        scratch_types=[_Shared.types(spec)],
+    )(
+        spec.by_columns(q),
+        pages.values.reshape(*pages.values.shape[:2], -1),
+        meta.page_tables,
+        sinks,
+        work.items,
+        work.first_item,
+    )
+    out_ref = jax.new_ref(out)
+    kernel(
+        functools.partial(_merge_kernel, spec=spec),
+        kernel_name="paged_decode_merge",
+        grid=(spec.programs, spec.kv_heads, head_dim // 64),
+        grid_names=("program", "head", "chunk"),
+        scratch_types=[plgpu.SMEM((spec.columns, 64), q.dtype)],
+    )(parts, log_sums, work.cuts, out_ref)
+    return jax.freeze(out_ref)
+
+
+def _make_spec(
+    q: jax.Array, pages: Pages, meta: AttentionMetadata, scoring: Scoring, interpreted: bool
+) -> Spec:
+    _, page_size, _, head_dim = pages.values.shape
+    group = q.shape[1] // pages.kv_heads
+    heads = math.gcd(pages.kv_heads, _HEADS)
+    return Spec(
+        group=group,
+        columns=pl.cdiv(group, 8) * 8,
+        kv_heads=pages.kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        pages_per_table=meta.page_tables.shape[1],
+        heads=heads,
+        buffers=max(_RING // (SPAN * heads * head_dim * q.dtype.itemsize), 3),
+        programs=max(_MULTIPROCESSORS * _PROGRAMS * heads // pages.kv_heads, 1),
+        scoring=scoring,
+        dtype=q.dtype,
+        interpreted=interpreted,
+    )
+
+
+class _Shared(NamedTuple):
+    """Shared memory and barriers of a program.
+
+    Attributes:
+        q: [2, H, N, D], the queries of this item and the next.
+        ring: [buffers, span, H * D], keys and values by turns.
+        weights: [H, N, span], of the values.
+        out: [H, N, D], of a row that is done.
+        q_full, q_free: [2]; the queries have arrived, are used.
+        full, free: [buffers], likewise.
+    """
+
+    q: Ref
+    ring: Ref
+    weights: Ref
+    out: Ref
+    q_full: Ref
+    q_free: Ref
+    full: Ref
+    free: Ref
+
+    @classmethod
+    def types(cls, spec: Spec) -> _Shared:
+        def barriers(count: int, arrivals: int) -> plgpu.Barrier:
+            return plgpu.Barrier(num_arrivals=arrivals, num_barriers=count)
+
+        # Their base class is abstract by the letter, for a method whose body is empty.
+        tiling = (
+            plgpu.TilingTransform((8, 64)),  # type: ignore[abstract]
+            plgpu.SwizzleTransform(128),  # type: ignore[abstract]
+        )
+        memory = functools.partial(plgpu.SMEM, dtype=spec.dtype)
+        heads, columns, head_dim = spec.heads, spec.columns, spec.head_dim
+        return cls(
+            q=memory((2, heads, columns, head_dim), transforms=tiling),
+            ring=memory((spec.buffers, SPAN, heads * head_dim), transforms=tiling),
+            weights=memory((heads, columns, SPAN), transforms=tiling),
+            out=memory((heads, columns, head_dim)),
+            q_full=barriers(2, heads),
+            q_free=barriers(2, heads),
+            full=barriers(spec.buffers, spec.copies),
+            free=barriers(spec.buffers, heads),
+        )
+
+
+def _part_kernel(
+    q_ref: Ref,
+    pages_ref: Ref,
+    tables_ref: Ref,
+    sinks_ref: Ref | None,
+    items_ref: Ref,
+    first_item_ref: Ref,
+    out_ref: Ref,
+    parts_ref: Ref,
+    log_sums_ref: Ref,
+    shared: _Shared,
+    *,
+    spec: Spec,
+) -> None:
+    """All items of one program.
+
+    `q` [R, Hkv, N, D] and `sinks` [Hkv, N] are padded (see `Spec.by_columns`), `pages` [num_pages,
+    page_size, 2 * Hkv * D]. A row that is not cut goes to `out` [R, Hq, D]. `parts` [2 * programs,
+    Hkv, D, N] are averages over the values of an item, and `log_sums` [2 * programs, Hkv, N] the
+    base-2 logarithms of the sums of their weights.
+    """
+    program, warpgroup = lax.axis_index("program"), lax.axis_index("warpgroup")
+    since, until = first_item_ref[program], first_item_ref[program + 1]
+
+    def for_each_item(work: Callable[[Item, jax.Array, jax.Array], None]) -> jax.Array:
+        """Call `work(item, its number, spans done before)`; gives all spans done."""
+
+        def turn(i: jax.Array, done: jax.Array) -> jax.Array:
+            item = Item(*(items_ref[i, field] for field in range(len(Item._fields))))
+            work(item, i - since, done)
+            first, behind = item.spans
+            return done + behind - first
+
+        return lax.fori_loop(since, until, turn, jnp.int32(0))
+
+    @pl.when(warpgroup < spec.heads)
+    def _() -> None:
+        outputs = out_ref, parts_ref, log_sums_ref
+        for_each_item(functools.partial(_compute, warpgroup, sinks_ref, outputs, shared, spec))
+
+    @pl.when(warpgroup == spec.heads)
+    def _() -> None:
+        @plgpu.warp_map
+        def _(warp: jax.Array) -> None:
+            def work(item: Item, n: jax.Array, done: jax.Array) -> None:
+                pl.when(warp == 0)(lambda: _copy_queries(item, n, q_ref, shared, spec))
+                _copy(warp, item, done, pages_ref, tables_ref, shared, spec)
+
+            @pl.when(warp < spec.copies)
+            def _() -> None:
+                done = for_each_item(work)
+                _drain(warp, until - since, done, shared, spec)
+
+
+def _head(h: int | jax.Array, spec: Spec) -> jax.Array:
+    """The key/value head that is number h of a program's."""
+    return lax.axis_index("heads") * spec.heads + h
+
+
+def _copy_queries(item: Item, n: jax.Array, q_ref: Ref, shared: _Shared, spec: Spec) -> None:
+    """Copy the queries of a program's item n."""
+    slot = lax.rem(n, 2)
+    pl.when(n >= 2)(lambda: plgpu.barrier_wait(shared.q_free.at[slot]))
+    for h in range(spec.heads):
+        source = q_ref.at[item.row, _head(h, spec)]
+        plgpu.copy_gmem_to_smem(source, shared.q.at[slot, h], shared.q_full.at[slot])
+
+
+def _copy(
+    warp: jax.Array,
+    item: Item,
+    done: jax.Array,
+    pages_ref: Ref,
+    tables_ref: Ref,
+    shared: _Shared,
+    spec: Spec,
+) -> None:
+    """Copy one warp's pages of an item into the ring, as buffers become free.
+
+    Pages without a position of the item are left out.
+    """
+    rows = min(spec.page_size, SPAN)
+    copies = [warp + n for n in range(0, spec.copies, _WARPS)]
+    width = spec.heads * spec.head_dim
+    column = lax.axis_index("heads") * width
+    since, until = item.spans
+
+    def table_entries(i: jax.Array) -> list[jax.Array]:
+        first = lax.div(i * SPAN, spec.page_size)
+        entries = (jnp.minimum(first + n, spec.pages_per_table - 1) for n in copies)
+        return [tables_ref[item.table, entry] for entry in entries]
+
+    def visit(i: jax.Array, ids: list[jax.Array]) -> list[jax.Array]:
+        # Read the table one span ahead, for its answer takes longer than a copy's start.
+        ahead = table_entries(jnp.minimum(i + 1, until - 1))
+        offset = lax.rem(i * SPAN, spec.page_size)
+        for kind in range(2):
+            count = 2 * (done + i - since) + kind
+            slot = lax.rem(count, spec.buffers)
+            pl.when(count >= spec.buffers)(functools.partial(_wait, shared.free, slot))
+            for n, page in zip(copies, ids, strict=True):
+                first = i * SPAN + n * rows
+                wanted = (first < item.end) & (first + rows > item.begin)
+                begin = column + kind * spec.kv_heads * spec.head_dim
+
+                @pl.when(wanted)
+                def _(
+                    n: jax.Array = n,
+                    page: jax.Array = page,
+                    slot: jax.Array = slot,
+                    begin: jax.Array = begin,
+                ) -> None:
+                    plgpu.copy_gmem_to_smem(
+                        pages_ref.at[page, pl.ds(offset, rows), pl.ds(begin, width)],
+                        shared.ring.at[slot, pl.ds(n * rows, rows)],
+                        shared.full.at[slot],
+                    )
+
+                pl.when(~wanted)(functools.partial(plgpu.barrier_arrive, shared.full.at[slot]))
+        return ahead
+
+    lax.fori_loop(since, until, visit, table_entries(since))
+
+
+def _wait(barriers: Ref, slot: jax.Array) -> None:
+    plgpu.barrier_wait(barriers.at[slot])
+
+
+def _drain(
+    warp: jax.Array, items: jax.Array, spans: jax.Array, shared: _Shared, spec: Spec
+) -> None:
+    """Wait for the last use of each buffer: a program must not end with copies or waits open."""
+    for n in range(spec.buffers):
+        slot = lax.rem(2 * spans - 1 - n, spec.buffers)
+        pl.when(2 * spans > n)(functools.partial(_wait, shared.free, slot))
+    for n in range(2):
+        slot = lax.rem(items - 1 - n, 2)
+        pl.when((items > n) & (warp == 0))(functools.partial(_wait, shared.q_free, slot))
+
+
+def _compute(
+    warpgroup: jax.Array,
+    sinks_ref: Ref | None,
+    outputs: tuple[Ref, Ref, Ref],
+    shared: _Shared,
+    spec: Spec,
+    item: Item,
+    n: jax.Array,
+    done: jax.Array,
+) -> None:
+    """Attention over one item, the n-th of its program, for one key/value head."""
+    head = _head(warpgroup, spec)
+    columns = pl.ds(warpgroup * spec.head_dim, spec.head_dim)
+    q_slot = lax.rem(n, 2)
+    since, until = item.spans
+    running = start(head, item, sinks_ref, spec)
+    plgpu.barrier_wait(shared.q_full.at[q_slot])
+
+    def visit(i: jax.Array, running: Running) -> Running:
+        count = 2 * (done + i - since)
+        key_slot, value_slot = (lax.rem(count + kind, spec.buffers) for kind in range(2))
+        plgpu.barrier_wait(shared.full.at[key_slot])
+
+        def products(scores: Ref) -> jax.Array:
+            queries = shared.q.at[q_slot, warpgroup].transpose((1, 0))
+            plgpu.wgmma(scores, shared.ring.at[key_slot, :, columns], queries)
+            return scores[...]
+
+        shape = (SPAN, spec.columns)
+        scores = pl.run_scoped(products, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+        plgpu.barrier_arrive(shared.free.at[key_slot])
+        running, weights = softmax(running, scores, i * SPAN, item, spec)
+        shared.weights.at[warpgroup].transpose((1, 0))[...] = plgpu.layout_cast(
+            weights, plgpu.Layout.WGMMA_TRANSPOSED
+        )
+        plgpu.barrier_wait(shared.full.at[value_slot])
+        values = shared.ring.at[value_slot, :, columns]
+        clear_unreadable(values, i * SPAN, item, spec)
+        plgpu.commit_smem()
+        running = accumulate(running, values, shared.weights.at[warpgroup], spec)
+        plgpu.barrier_arrive(shared.free.at[value_slot])
+        return running
+
+    running = lax.fori_loop(since, until, visit, running)
+    plgpu.barrier_arrive(shared.q_free.at[q_slot])
+    _finish(running, head, item, outputs, shared.out.at[warpgroup], spec)
+
+
+def _finish(
+    running: Running,
+    head: jax.Array,
+    item: Item,
+    outputs: tuple[Ref, Ref, Ref],
+    rows: Ref,
+    spec: Spec,
+) -> None:
+    """Store what an item comes to."""
+    out_ref, parts_ref, log_sums_ref = outputs
+    out, maximum, sums = running
+    total = sums.sum(axis=0)
+    out /= wide(total, out.shape)
+
+    @pl.when(item.part == WHOLE)
+    def _() -> None:
+        store_rows(out, rows, out_ref.at[item.row], head, spec)
+
+    @pl.when(item.part != WHOLE)
+    def _() -> None:
+        parts_ref[item.part, head] = out
+        log_sums_ref[item.part, head] = maximum + jnp.log2(total)
+
+
+def _merge_kernel(
+    parts_ref: Ref, log_sums_ref: Ref, cuts_ref: Ref, out_ref: Ref, rows: Ref, *, spec: Spec
+) -> None:
+    """Average the parts of one row for one key/value head by their sums, 64 elements of a head."""
+    program, head, chunk = (lax.axis_index(name) for name in ("program", "head", "chunk"))
+    row, num_parts = cuts_ref[program, 0], cuts_ref[program, 1]
+    elements = pl.ds(chunk * 64, 64)
+    shape = (64, spec.columns)
+    at_once = min(max(2 * spec.programs // out_ref.shape[0], 2), 16)
+
+    def fold(n: jax.Array, running: Running) -> Running:
+        out, maximum, total = running
+        index = [n * at_once + k for k in range(at_once)]
+        last = num_parts - 1
+        place = [part_of(program + jnp.minimum(k, last), jnp.where(k == 0, 1, 0)) for k in index]
+        sums = [plgpu.load(log_sums_ref.at[k, head], layout=COLUMN, optimized=False) for k in place]
+        parts = [
+            plgpu.load(parts_ref.at[k, head, elements], layout=plgpu.Layout.WGMMA, optimized=False)
+            for k in place
+        ]
+        sums = [jnp.where(k < num_parts, s, MASKED) for k, s in zip(index, sums, strict=True)]
+        new_maximum = functools.reduce(jnp.maximum, sums, maximum)
+        decay = jnp.exp2(maximum - new_maximum)
+        weights = [jnp.exp2(s - new_maximum) for s in sums]
+        out *= wide(decay, shape)
+        for weight, part in zip(weights, parts, strict=True):
+            out += part * wide(weight, shape)
+        return out, new_maximum, sum(weights, total * decay)
+
+    @pl.when(num_parts > 0)
+    def _() -> None:
+        running = (
+            plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA),
+            plgpu.layout_cast(jnp.full(spec.columns, LOWEST, jnp.float32), COLUMN),
+            plgpu.layout_cast(jnp.zeros(spec.columns, jnp.float32), COLUMN),
+        )
+        out, _, total = lax.fori_loop(0, pl.cdiv(num_parts, at_once), fold, running)
+        store_rows(out / wide(total, shape), rows, out_ref.at[row, :, elements], head, spec)
