@@ -91,9 +91,9 @@ def _triton() -> Backend:
 
 
 def _mosaic() -> Backend:
-    from paged.attention import mosaic, triton
+    from paged.attention import mosaic
 
-    return Backend(triton.decode_attention, mosaic.prefill_attention, mosaic.TILE_SIZE)
+    return Backend(mosaic.decode_attention, mosaic.prefill_attention, mosaic.TILE_SIZE)
 
 
 BACKENDS: dict[str, Callable[[], Backend]] = {
@@ -104,7 +104,7 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
 
 
 def default_backend(device: jax.Device) -> str:
-    """The fastest backend for a device: Mosaic prefill on Hopper, Triton on other NVIDIA GPUs."""
+    """The fastest backend for a device: Mosaic on Hopper, Triton on other NVIDIA GPUs."""
     if device.platform not in ("gpu", "cuda"):
         return "xla"
     hopper = str(getattr(device, "compute_capability", "")) == "9.0"

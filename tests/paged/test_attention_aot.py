@@ -75,6 +75,30 @@ def test_the_mosaic_kernel_lowers(shape: Shape) -> None:
     assert "mosaic_gpu" in text
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        DECODE,
+        dataclasses.replace(DECODE, head_dim=128, num_rows=1, num_tokens=1),
+        dataclasses.replace(DECODE, heads=9, kv_heads=3, page_size=32),
+        dataclasses.replace(DECODE, heads=7, kv_heads=1, head_dim=192, page_size=8),
+        dataclasses.replace(DECODE, heads=48, kv_heads=3, head_dim=256, page_size=128),
+        dataclasses.replace(DECODE, heads=64, window=128, sinks=True),
+        dataclasses.replace(DECODE, heads=8, kv_heads=4, head_dim=256, window=100, soft_cap=9.0),
+    ],
+    ids=["64", "128", "SmolLM2", "192", "256", "gpt-oss", "Gemma"],
+)
+def test_the_mosaic_decode_kernels_do_not_spill(
+    shape: Shape, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    compiled(shape, "mosaic")
+    report = capfd.readouterr()
+    text = report.out + report.err
+    assert text.count("0 bytes spill stores") == text.count("spill stores") == 2
+    assert text.count("entry function 'paged_decode") == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page_size", [8, 16, 128])
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
