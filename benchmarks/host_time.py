@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import jax
 import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
@@ -50,7 +49,6 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
     (Scheduler, "schedule", "schedule"),
     (StepRunner, "launch", "launch, the rest"),
     (runner, "pack", "pack"),
-    (jax, "device_put", "put"),
     (InFlight, "read", WAIT),
     (Scheduler, "update", "update"),
 )

@@ -13,14 +13,13 @@ ids, as in the comparison with vLLM, or with --text what they decode to.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import re
 import socket
 import subprocess
 import sys
-from contextlib import closing, contextmanager
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 

@@ -85,10 +85,7 @@ class _Request:
 
     @property
     def finished(self) -> bool:
-        for sequence in self.sequences:  # asked for each token: a generator would take longer
-            if sequence.output.finish_reason is None:
-                return False
-        return True
+        return None not in [sequence.output.finish_reason for sequence in self.sequences]
 
 
 class OutputProcessor:

@@ -67,8 +67,7 @@ class StreamReader:
         now = self._clock()
         *lines, self._rest = (self._rest + piece).split(b"\n")
         for line in lines:
-            payload = line.removeprefix(b"data:").strip()
-            if line.startswith(b"data:") and payload != b"[DONE]":
+            if line.startswith(b"data:") and (payload := line[5:].strip()) != b"[DONE]":
                 self._read(payload, now)
 
     def finish(self) -> None:
@@ -97,8 +96,10 @@ class StreamReader:
             record.counted = True
 
     def _read_choice(self, choice: _Choice) -> None:
-        delta = choice.delta or _Delta()
-        self._texts += [choice.text or "", delta.reasoning_content or "", delta.content or ""]
+        if choice.text:
+            self._texts.append(choice.text)
+        if (delta := choice.delta) is not None:
+            self._texts += [delta.reasoning_content or "", delta.content or ""]
         if choice.finish_reason in ("abort", "error"):
             self._record.error = f"the request ended with finish_reason {choice.finish_reason!r}"
 

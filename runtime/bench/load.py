@@ -68,7 +68,7 @@ async def send_all(
         on_done()
         return record
 
-    begin = time.perf_counter()
+    begin, worked = time.perf_counter(), time.thread_time()
     async with asyncio.TaskGroup() as group:
         tasks = []
         for request, at in zip(requests, times, strict=True):
@@ -76,4 +76,8 @@ async def send_all(
             if wait > 0:
                 await asyncio.sleep(wait)
             tasks.append(group.create_task(send_one(request)))
-    return ServeSummary([task.result() for task in tasks], time.perf_counter() - begin)
+    return ServeSummary(
+        [task.result() for task in tasks],
+        duration=time.perf_counter() - begin,
+        client_seconds=time.thread_time() - worked,
+    )

@@ -94,11 +94,13 @@ class ServeSummary:
         records: every request, failed ones too, in the order they were sent.
         duration: from the first request sent to the last one ended.
         goals: limits in milliseconds by name of the time.
+        client_seconds: processor time that the client itself took.
     """
 
     records: list[RequestRecord]
     duration: float
     goals: Sequence[tuple[str, float]] = ()
+    client_seconds: float = 0.0
 
     @cached_property
     def completed(self) -> list[RequestRecord]:
@@ -151,6 +153,17 @@ class ServeSummary:
             for _ in record.chunk_times
         ]
         return float(np.bincount(seconds, shares).max()) if seconds else 0.0
+
+    @property
+    def client_us_per_chunk(self) -> float:
+        """Processor time that the client took for a chunk, microseconds."""
+        num_chunks = sum(len(record.chunk_times) for record in self.records)
+        return 1e6 * self.client_seconds / num_chunks if num_chunks else 0.0
+
+    @property
+    def client_load(self) -> float:
+        """Share of one core that the client took."""
+        return self.client_seconds / self.duration
 
     @property
     def peak_concurrency(self) -> int:

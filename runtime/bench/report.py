@@ -12,6 +12,7 @@ from paged.runtime.bench.options import LoadOptions, ReportOptions
 _WIDTH = 50
 _LISTED_CAUSES = 5
 _LONGEST_CAUSE = 200
+_BUSY = 0.7  # share of a core from which on the client may see chunks later than they came
 _TITLES = {
     "ttft": "Time to First Token",
     "tpot": "Time per Output Token (excl. 1st token)",
@@ -74,6 +75,8 @@ def report_json(
         "total_token_throughput": summary.total_token_throughput,
         "max_output_tokens_per_s": summary.peak_output_throughput,
         "max_concurrent_requests": summary.peak_concurrency,
+        "client_us_per_chunk": summary.client_us_per_chunk,
+        "client_load": summary.client_load,
     }
     for metric in options.percentile_metrics:
         report |= _spread_keys(metric, summary.spread(metric, options.metric_percentiles))
@@ -121,6 +124,10 @@ def _notes(summary: ServeSummary) -> Iterator[str]:
             f"{lumps} requests brought all their tokens in one chunk, as if at once: TPOT and ITL "
             "are too low."
         )
+    if summary.client_seconds:
+        share = f"{summary.client_us_per_chunk:.1f} us a chunk, {summary.client_load:.0%} of a core"
+        held_up = ": it may have held the streams up" if summary.client_load > _BUSY else ""
+        yield f"The client itself took {share}{held_up}."
     uncounted = sum(not record.counted for record in summary.completed)
     if uncounted:
         yield (

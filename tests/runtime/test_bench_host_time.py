@@ -56,15 +56,16 @@ def test_a_part_that_raises_is_timed_too() -> None:
     assert len(watch.steps) == 2
 
 
-@pytest.mark.slow
-def test_every_part_of_a_step_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [pytest.param((), marks=pytest.mark.slow), ("--no-device",)])
+def test_every_part_of_a_step_is_told(tmp_path: Path, more: tuple[str, ...]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     limits = ("--max-model-len=2048", "--max-num-seqs=4", "--max-num-batched-tokens=256")
     files = (f"--compile-cache-dir={tmp_path}/cache", f"--json={tmp_path}/host.json")
     command = ("benchmarks/host_time.py", str(tmp_path), "--batches=4")
-    subprocess.run([sys.executable, *command, *limits, *files], cwd=ROOT, check=True, timeout=250)
+    call = [sys.executable, *command, *limits, *files, *more]
+    subprocess.run(call, cwd=ROOT, check=True, timeout=250)
     [result] = json.loads((tmp_path / "host.json").read_text())
-    parts = {"schedule", "pack", "put", "dispatch forward", "dispatch sample", "update"}
+    parts = {"schedule", "pack", "dispatch forward", "dispatch sample", "update"}
     assert parts < result["parts"].keys()
     assert all(microseconds > 0 for microseconds in result["parts"].values())
     assert result["host"] < sum(result["parts"].values())

@@ -178,3 +178,13 @@ def test_a_ramp_grows_the_rate(strategy: str, halfway: float) -> None:
 def test_a_ramp_needs_both_rates() -> None:
     with pytest.raises(ConfigError, match="--ramp-up-start-rps"):
         arrival_times(2, LoadOptions(ramp_up_strategy="linear", ramp_up_start_rps=1.0))
+
+
+def test_the_clients_own_share_is_told() -> None:
+    busy = ServeSummary(SUMMARY.records, 2.0, client_seconds=1.6)
+    assert busy.client_us_per_chunk == pytest.approx(400_000)
+    lines = "\n".join(report_lines(busy, LoadOptions(), ReportOptions()))
+    assert "took 400000.0 us a chunk, 80% of a core: it may have held the streams up." in lines
+    assert report_json(busy, LoadOptions(), ReportOptions(), {})["client_load"] == 0.8
+    idle = ServeSummary(SUMMARY.records, 2.0, client_seconds=0.2)
+    assert "10% of a core." in "\n".join(report_lines(idle, LoadOptions(), ReportOptions()))
