@@ -31,7 +31,7 @@ from jax.experimental.mosaic.gpu import profiler
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
 from paged.attention import BACKENDS, AttentionMetadata, Scoring, attention_metadata
-from paged.cache import Pages
+from paged.cache import Pages, as_stored
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 16
 POOL_TOKENS = 1_000_000
@@ -290,7 +290,7 @@ def relative_error(
     """Norm of the error of an output against the reference in float32, relative to the output."""
     # Only the pages in use, in float32: the pool four bytes wide would take twice its memory.
     used, places = np.unique(np.asarray(tables), return_inverse=True)
-    pages = Pages(pool.values[used].astype(jnp.float32), None)
+    pages = as_stored(pool.values[used].astype(jnp.float32), jnp.dtype(jnp.float32))
     meta = metadata(case, "xla", jnp.asarray(places.reshape(tables.shape), jnp.int32))
     with jax.default_matmul_precision("highest"):
         function = jax.jit(functools.partial(attend, decode=case.decode))
@@ -310,7 +310,7 @@ def random(seed: int, shape: tuple[int, ...]) -> jax.Array:
 def make_pool() -> Pages:
     """The pages of one layer, 4 GB."""
     values = random(0, (POOL_TOKENS // PAGE_SIZE, PAGE_SIZE, 2 * KV_HEADS, HEAD_DIM))
-    return Pages(values, None)
+    return Pages(values, None, values.dtype)
 
 
 def read_ceiling() -> float:

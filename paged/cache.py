@@ -35,6 +35,12 @@ KV_DTYPES = {
 SCALE_DTYPE = jnp.dtype(jnp.bfloat16)
 
 
+def _held_as(dtype: jnp.dtype) -> jnp.dtype:
+    """The type of arrays that hold values of `dtype` (see `Pages`)."""
+    bits = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 1
+    return jnp.dtype(jnp.uint8) if bits else dtype
+
+
 def has_scales(dtype: jnp.dtype) -> bool:
     """Whether pages of this type need scales beside them."""
     return jnp.issubdtype(dtype, jnp.integer)
@@ -78,14 +84,19 @@ class CacheSpec:
 class Pages:
     """The pages of one layer.
 
+    Floats of 8 bits are held as integers of the same bits: where hardware has no such floats, XLA
+    does all with them in wider ones, and would copy a whole cache to write a token.
+
     Attributes:
         values: [num_pages, page_size, 2 * Hkv, D]: the key heads of a token, then its value heads.
         scales: [num_pages, page_size, 2 * Hkv] in SCALE_DTYPE, by which each head's values are to
             be multiplied; None where they stand for themselves.
+        dtype: what the values are (static).
     """
 
     values: jax.Array
     scales: jax.Array | None
+    dtype: jnp.dtype = struct.field(pytree_node=False)
 
     @property
     def kv_heads(self) -> int:
@@ -96,7 +107,7 @@ class Pages:
         """Allocate the pages of a layer, zeroed."""
         shape = spec.layer_shape
         scales = jnp.zeros(shape[:-1], SCALE_DTYPE) if has_scales(spec.dtype) else None
-        return cls(jnp.zeros(shape, spec.dtype), scales)
+        return cls(jnp.zeros(shape, _held_as(spec.dtype)), scales, spec.dtype)
 
 
 @struct.dataclass
@@ -135,7 +146,7 @@ def write_kv(pages: Pages, k: jax.Array, v: jax.Array, write_index: jax.Array) -
         flat = flat.at[write_index].set(new, mode="drop", unique_indices=True)
         return flat.reshape(stored.shape)
 
-    return jax.tree.map(write, pages, as_stored(kv, pages.values.dtype))
+    return jax.tree.map(write, pages, as_stored(kv, pages.dtype))
 
 
 def as_stored(kv: jax.Array, dtype: jnp.dtype) -> Pages:
@@ -144,14 +155,14 @@ def as_stored(kv: jax.Array, dtype: jnp.dtype) -> Pages:
         if kv.dtype != dtype:
             limit = float(jnp.finfo(dtype).max)
             kv = jnp.clip(kv, -limit, limit)
-        return Pages(kv.astype(dtype), None)
+        return Pages(kv.astype(dtype).view(_held_as(dtype)), None, dtype)
     wide = kv.astype(jnp.float32)
     largest = int(jnp.iinfo(dtype).max)
     # Rounding the scale first costs no precision: values are rounded to multiples of what is kept.
     scales = (jnp.abs(wide).max(axis=-1) / largest).astype(SCALE_DTYPE)
     steps = wide / jnp.where(scales > 0, scales, 1).astype(jnp.float32)[..., None]
     values = jnp.clip(jnp.round(steps), -largest, largest).astype(dtype)
-    return Pages(values, scales)
+    return Pages(values, scales, dtype)
 
 
 def copy_pages(cache: PagedKVCache, source: jax.Array, target: jax.Array) -> PagedKVCache:

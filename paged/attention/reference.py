@@ -160,7 +160,8 @@ def _attend(
 
 def _unpacked(kv: Pages) -> jax.Array:
     """Keys and values as they are to be multiplied, those of 8 bits in float32."""
-    values = kv.values.astype(jnp.float32) if kv.values.dtype.itemsize == 1 else kv.values
+    values = kv.values.view(kv.dtype)
+    values = values.astype(jnp.float32) if kv.dtype.itemsize == 1 else values
     return values if kv.scales is None else values * kv.scales.astype(jnp.float32)[..., None]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from paged.attention import AttentionMetadata, attention_metadata
-from paged.cache import CacheSpec, PagedKVCache
+from paged.cache import KV_DTYPES, CacheSpec, PagedKVCache
 from paged.models.config import ModelConfig
 from paged.models.registry import get_family
 from tests.models.goldens.tiny_weights import tiny_weight
@@ -54,6 +54,7 @@ class Runner:
         num_slots: int = 2,
         page_size: int = 4,
         max_tokens: int = 96,
+        kv_dtype: str = "float32",
     ) -> None:
         pages = -(-max_tokens // page_size)
         self.spec = CacheSpec(
@@ -62,7 +63,7 @@ class Runner:
             page_size=page_size,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            dtype=jnp.dtype(jnp.float32),
+            dtype=KV_DTYPES[kv_dtype],
         )
         self.config, self.params = config, params
         self.contexts = [0] * num_slots

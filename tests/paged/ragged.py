@@ -159,14 +159,16 @@ def stored(shape: Shape, tokens: Array) -> Pages:
 
 def meant(kv: Pages) -> Array:
     """The numbers that stored keys and values stand for, float64."""
-    values = kv.values.astype(np.float64)
-    return values if kv.scales is None else values * kv.scales.astype(np.float64)[..., None]
+    values: Array = np.asarray(kv.values).view(kv.dtype).astype(np.float64)
+    if kv.scales is not None:
+        values *= np.asarray(kv.scales, np.float64)[..., None]
+    return values
 
 
 def poisoned_pages(shape: Shape) -> Pages:
     """Pages of nothing but NaN, NumPy arrays."""
     pages = jax.tree.map(np.array, Pages.zeros(shape.spec))
-    (pages.values if pages.scales is None else pages.scales)[...] = np.nan
+    (pages.values.view(pages.dtype) if pages.scales is None else pages.scales)[...] = np.nan
     return pages
 
 

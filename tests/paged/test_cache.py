@@ -98,7 +98,7 @@ def test_floats_of_8_bits_are_rounded_and_saturate(dtype: str, limit: int) -> No
     values = jnp.asarray([*exact, 1.0625, 2 * limit, -1e9, np.nan], jnp.float32)
     stored = as_stored(values, KV_DTYPES[dtype])
     assert stored.scales is None
-    wide = np.asarray(stored.values, np.float32)
+    wide = np.asarray(stored.values.view(stored.dtype), np.float32)
     np.testing.assert_array_equal(wide, [*exact, 1, limit, -limit, np.nan])
 
 

@@ -62,7 +62,7 @@ def prefill_attention(
 
 def supports(q: jax.Array, pages: Pages) -> bool:
     """Whether the copies and products of Hopper take these: 16-bit floats, 128-byte rows."""
-    half = q.dtype == pages.values.dtype and q.dtype in (jnp.bfloat16, jnp.float16)
+    half = q.dtype == pages.dtype and q.dtype in (jnp.bfloat16, jnp.float16)
     return half and q.shape[-1] % 64 == 0 and q.shape[-1] <= 256
 
 

@@ -105,7 +105,7 @@ def make_spec(q: jax.Array, pages: Pages, scoring: Scoring, interpret: bool) -> 
     wide = q.dtype.itemsize > 2
     # Tensor cores take no fewer than 16 rows.
     rows = max((2048 if wide else 16384) // pl.next_power_of_2(head_dim), 16)
-    key_dtype, value_dtype = _product_dtypes(q.dtype, pages.values.dtype)
+    key_dtype, value_dtype = _product_dtypes(q.dtype, pages.dtype)
     # The interpreter leaves products to XLA, which knows no such algorithm on a CPU.
     split = lax.Precision.HIGHEST if interpret else lax.DotAlgorithmPreset.TF32_TF32_F32_X3
     return Spec(
@@ -172,7 +172,8 @@ def load_span(
 
     def load(head: jax.Array) -> jax.Array:
         place = values.at[page[:, None], offset[:, None], head, columns[None, :]]
-        return plgpu.load(place, mask=mask, other=jnp.zeros(mask.shape, values.dtype))
+        loaded = plgpu.load(place, mask=mask, other=0)
+        return lax.bitcast_convert_type(loaded, pages.dtype)
 
     def scale(head: jax.Array) -> jax.Array | None:
         if scales is None:
