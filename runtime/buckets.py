@@ -7,6 +7,13 @@ from dataclasses import dataclass
 
 from paged.runtime.plan import StepPlan
 
+# Chosen among many by `benchmarks/step_simulation.py`. Up to about 200 tokens a step reads weights
+# most of its time, and padding costs little; from there on it costs as much as tokens do. Chats of
+# mixed lengths, with prompts arriving one by one, make steps of 200 to 2,000 tokens.
+_DECODE = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 1024)
+_MIXED = (16, 64, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 2048, 3072, 4096, 6144, 8192)
+_SAMPLING = (2, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
+
 
 @dataclass(frozen=True, order=True)
 class Bucket:
@@ -37,11 +44,8 @@ class Buckets:
 
     @classmethod
     def make(cls, max_num_seqs: int, max_num_batched_tokens: int) -> Buckets:
-        """Few programs, little padding: at most a third of a large step is padding."""
-        return cls(
-            _sizes(1, max_num_seqs, dense_from=64),
-            _sizes(16, max_num_batched_tokens, dense_from=1024),
-        )
+        """Few programs, little time lost to padding."""
+        return cls(_rungs(_DECODE, max_num_seqs), _rungs(_MIXED, max_num_batched_tokens))
 
     @property
     def max_num_seqs(self) -> int:
@@ -70,7 +74,7 @@ class Buckets:
         None has a single row: XLA multiplies a lone row of bfloat16 by the vocabulary only after
         it has converted all weights to float32 (1.2 ms instead of 0.24 on an H200, 8B model).
         """
-        return tuple(size for size in self.decode if size > 1) or (2,)
+        return _rungs(_SAMPLING, max(self.max_num_seqs, 2))
 
     def sampling_rows(self, num_rows: int) -> int:
         """Rows of the smallest sampling program that holds so many."""
@@ -80,16 +84,12 @@ class Buckets:
         return Bucket(num_tokens, min(num_tokens, self.max_num_seqs), False)
 
 
-def _sizes(smallest: int, largest: int, *, dense_from: int) -> tuple[int, ...]:
-    """Powers of two from `smallest`, with one more between each pair from `dense_from` on."""
-    sizes = {largest}
-    size = smallest
-    while size < largest:
-        sizes.add(size)
-        if dense_from <= size and size * 3 // 2 < largest:
-            sizes.add(size * 3 // 2)
-        size *= 2
-    return tuple(sorted(sizes))
+def _rungs(ladder: tuple[int, ...], largest: int) -> tuple[int, ...]:
+    """The sizes below `largest`, and itself; beyond the ladder's end they double."""
+    sizes = list(ladder)
+    while 2 * sizes[-1] < largest:
+        sizes.append(2 * sizes[-1])
+    return (*(size for size in sizes if size < largest), largest)
 
 
 def _at_least(sizes: tuple[int, ...], wanted: int) -> int:

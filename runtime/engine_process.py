@@ -20,7 +20,6 @@ from collections.abc import Callable
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import LoadedCore
 from paged.runtime.errors import EngineDead
-from paged.runtime.heap import settle_heap
 from paged.runtime.logs import log_to_stderr
 from paged.runtime.wire import (
     Abort,
@@ -70,7 +69,6 @@ def _receive_start(channel: Channel) -> Start:
 
 def _serve(core: LoadedCore, channel: Channel) -> None:
     """Step until the other side closes. Raises EngineDead when the core dies."""
-    settle_heap()
     channel.send(Ready(core.max_model_len, core.vocab_size, core.memory, core.stats()))
     num_taken = 0
     while True:

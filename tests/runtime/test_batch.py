@@ -46,19 +46,28 @@ def test_every_step_fits_a_bucket(seqs: int, tokens: int) -> None:
 
 
 @given(st.integers(1, 1024))
-def test_padding_of_large_steps_is_at_most_a_third(rows: int) -> None:
+def test_the_smallest_shape_that_holds_a_step_is_taken(rows: int) -> None:
     buckets = Buckets.make(1024, 8192)
     plan = make_plan(*[make_row(1, slot=i) for i in range(rows)])
     size = buckets.pick(plan, scores_prompt=False).num_rows
-    assert size >= rows
-    assert size < 2 * rows
-    if rows > 64:
-        assert size <= rows * 1.5
+    assert size == min(size for size in buckets.decode if size >= rows)
+    assert size <= 2 * rows
+
+
+def test_shapes_beyond_the_usual_ones_double() -> None:
+    buckets = Buckets.make(5000, 20_000)
+    assert buckets.decode[-3:] == (2048, 4096, 5000)
+    assert buckets.mixed[-3:] == (8192, 16_384, 20_000)
+    assert buckets.sampling[-3:] == (2048, 4096, 5000)
+    assert Buckets.make(1, 1) == Buckets((1,), (1,))
+    assert Buckets.make(1, 1).sampling == (2,)
 
 
 def test_an_eighth_of_a_thousand_programs_is_too_many() -> None:
-    """Start-up compiles one large program a bucket."""
-    assert len(Buckets.make(1024, 8192).all()) <= 30
+    """Start-up compiles one large program a bucket, and one a mode and size of sampling."""
+    buckets = Buckets.make(1024, 8192)
+    assert len(buckets.all()) <= 32
+    assert len(buckets.sampling) <= 12
     assert len(Buckets.make(32, 512).all()) <= 12
 
 
