@@ -25,13 +25,14 @@ def available(device: jax.Device) -> bool:
     return is_gpu and str(getattr(device, "compute_capability", "")) == "9.0"
 
 
-def supports(x: jax.Array, w: jax.Array) -> bool:
-    """Whether the kernel takes x [M, K] and w [K, N] or [K, 2, F].
+def supports(x: jax.Array | jax.ShapeDtypeStruct, w: jax.Array | jax.ShapeDtypeStruct) -> bool:
+    """Whether the kernel takes x [M, K] and w [K, N], [K, 2, F] or [K, F / 32, 2, 32].
 
     Both must be the same 16-bit float, and K and N or F multiples of 64: rows of 128 bytes.
     """
     half = x.dtype == w.dtype and x.dtype in (jnp.bfloat16, jnp.float16)
-    return half and w.ndim in (2, 3) and w.shape[0] % 64 == 0 and w.shape[-1] % 64 == 0
+    whole = w.shape[-1] == 32 and w.shape[1] % 2 == 0 if w.ndim == 4 else w.shape[-1] % 64 == 0
+    return half and w.ndim in (2, 3, 4) and w.shape[0] % 64 == 0 and whole
 
 
 def matmul(
@@ -46,7 +47,8 @@ def matmul(
     """x [M, K] times w, accumulated in float32.
 
     Args:
-        w: [K, N] gives [M, N]; gate and up [K, 2, F] give silu(x w[:, 0]) * (x w[:, 1]), [M, F].
+        w: [K, N] gives [M, N]; gate and up [K, 2, F] give silu(x w[:, 0]) * (x w[:, 1]), [M, F];
+            [K, F / 32, 2, 32] is the same with 32 columns of either in turn.
         tiling: of `tiling_for`. Its depth times its splits must divide K.
         residual: [M, N] to add, before the result is rounded.
         out_dtype: of the result; x's own by default.

@@ -13,13 +13,17 @@ import functools
 
 import jax.numpy as jnp
 
-from paged.matmul.tiling import Plan, Tiling
+from paged.matmul.tiling import MULTIPROCESSORS, Plan, Tiling
 from paged.matmul.tuned import TUNED
 
 # Estimates: what a multiprocessor multiplies (FLOP), receives and what it reads from its memory
 # (bytes), in a microsecond; what a launch takes, and a sum of splits beside its traffic.
 _FLOP, _RECEIVED, _READ = 6.3e6, 100e3, 40e3
-_LAUNCH, _SUM = 2.5, 0.6
+# Of those FLOP, what narrow accumulators reach: they read more shared memory for each.
+_NARROW, _SHARE_OF_NARROW = 128, 0.84
+_LAUNCH, _SUM = 2.5, 1.0
+# Registers of a multiprocessor, threads of a warpgroup, and what each needs besides accumulators.
+_REGISTERS, _THREADS, _OTHER_REGISTERS = 65536, 128, 26
 # Rows from which, and up to which, the estimate speaks for shapes nobody measured.
 _FEWEST, _FEWEST_GATED, _MOST = 16, 8, 1024
 
@@ -50,35 +54,61 @@ def tiling_for(
 def _estimated(m: int, k: int, n: int, gated: bool, residual: bool) -> Tiling | None:
     if m < (_FEWEST_GATED if gated else _FEWEST) or (m > _MOST and not gated):
         return None
-    plans = [_plan(m, k, n, gated, residual, tiling) for tiling in _candidates(m, gated)]
-    fitting = [plan for plan in plans if _fits(plan)]
-    return min(fitting, key=_microseconds).tiling if fitting else None
+    ranked = ranked_tilings(m, k, n, run=n if gated else 0, residual=residual)
+    return ranked[0][1] if ranked else None
+
+
+def ranked_tilings(
+    m: int, k: int, n: int, *, run: int = 0, residual: bool = False
+) -> list[tuple[float, Tiling]]:
+    """All tilings worth a try, with the microseconds they are thought to take, best first.
+
+    Args:
+        run: of gates in the weight, see `Plan`.
+        residual: see `tiling_for`.
+    """
+    plans = [_plan(m, k, n, run, residual, tiling) for tiling in _candidates(m, run > 0)]
+    rated = [(_microseconds(plan), plan.tiling) for plan in plans if _fits(plan)]
+    return sorted(rated, key=lambda pair: pair[0])
 
 
 def _candidates(m: int, gated: bool) -> list[Tiling]:
-    """Those that won somewhere, the widest first: of equals they spare the caches most."""
-    warpgroups = 1 if m <= 64 else 2
-    clusters = [1] if m <= 128 else [1, 2]
-    tilings = [
-        Tiling(row_warpgroups=warpgroups, widths=(width,), row_cluster=cluster, splits=splits)
-        for width in (256, 192, 128, 64)
-        for cluster in clusters
-        for splits in ((1,) if gated or m > 512 else (1, 2, 4))
+    """The widest first: of equals they spare the caches most."""
+    splits = (1,) if gated or m > 512 else (1, 2, 4)
+    if m <= 64:
+        few = [
+            Tiling(row_warpgroups=1, widths=(width,), splits=parts, residents=residents)
+            for residents in (1, 2)
+            for width in (256, 128, 64)
+            for parts in splits
+        ]
+        deep = [dataclasses.replace(each, depth=128) for each in few if each.widths == (64,)]
+        return few + deep + [dataclasses.replace(t, column_warpgroups=2) for t in few if gated]
+    clusters = ((1, 1), (1, 2)) if m <= 128 else ((2, 1), (1, 1))
+    return [
+        Tiling(
+            row_warpgroups=warpgroups,
+            widths=widths,
+            row_cluster=rows,
+            column_cluster=columns,
+            splits=parts,
+        )
+        for warpgroups in ((2, 3) if m > 128 else (2,))
+        for widths in ((256,), (256, 192), (192,), (192, 64), (128,), (64,))
+        for rows, columns in clusters
+        for parts in splits
     ]
-    if gated and m <= 64:
-        tilings += [dataclasses.replace(t, column_warpgroups=2) for t in tilings]
-    return tilings
 
 
-def _plan(m: int, k: int, n: int, gated: bool, residual: bool, tiling: Tiling) -> Plan:
+def _plan(m: int, k: int, n: int, run: int, residual: bool, tiling: Tiling) -> Plan:
     split = tiling.splits > 1
     return Plan(
         tiling=tiling,
         m=m,
         k=k,
         n=n,
-        run=n if gated else 0,
-        apart=gated,
+        run=run,
+        apart=run == n,
         residual=residual and not split,
         dtype=jnp.dtype(jnp.bfloat16),
         out_dtype=jnp.dtype(jnp.float32 if split else jnp.bfloat16),
@@ -87,26 +117,31 @@ def _plan(m: int, k: int, n: int, gated: bool, residual: bool, tiling: Tiling) -
 
 
 def _fits(plan: Plan) -> bool:
-    """Whether K is a whole number of buffers, rows of shared memory are whole, and enough of them.
+    """Whether buffers and accumulators fit into a multiprocessor, and K and columns are whole.
 
-    Rows shorter than 128 bytes take the copies too long.
+    Rows of shared memory shorter than 128 bytes would fit, but take the copies too long.
     """
     tile = plan.tiling
-    whole = plan.k % (tile.depth * tile.splits) == 0
-    return whole and plan.swizzle == 64 and plan.stages >= min(4, plan.steps)
+    whole = plan.k % (tile.depth * tile.splits) == 0 and plan.swizzle == 64
+    accumulator = tile.rows * max(tile.widths) // _THREADS
+    registers = _REGISTERS // (_THREADS * (tile.warpgroups + 1))
+    enough = accumulator + _OTHER_REGISTERS <= registers
+    return whole and enough and plan.stages >= min(3, plan.steps)
 
 
 def _microseconds(plan: Plan) -> float:
     """How long the product takes, roughly."""
     tile = plan.tiling
     turns = -(-plan.tiles // plan.clusters)
+    sharing = -(-plan.clusters * tile.cluster // MULTIPROCESSORS)
     width = sum(tile.widths) * tile.column_warpgroups
-    flop = 2 * tile.height * width * tile.depth
+    share = _SHARE_OF_NARROW if max(tile.widths) <= _NARROW else 1
+    flop = 2 * tile.height * width * tile.depth / share
     x_bytes = 2 * plan.rows_loaded * tile.row_warpgroups * tile.depth / tile.column_cluster
     w_bytes = 2 * tile.depth * width / tile.row_cluster
     step = max(flop / _FLOP, (x_bytes + w_bytes) / _RECEIVED, w_bytes / _READ)
     reading = 2 * plan.k * plan.n * plan.halves / (4.4e6)
-    total = _LAUNCH + max(turns * plan.steps * step, reading)
+    total = _LAUNCH + max(turns * plan.steps * step * sharing, reading)
     if tile.splits > 1:
         total += _SUM + 8 * plan.m * plan.n * tile.splits / 3e6
     return total
