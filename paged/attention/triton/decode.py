@@ -57,7 +57,7 @@ def _decode(
     scoring: Scoring,
     interpret: bool,
 ) -> jax.Array:
-    num_rows, num_heads, head_dim = q.shape
+    _, num_heads, head_dim = q.shape
     kv_heads = pages.kv_heads
     spec = spans.make_spec(q, pages, scoring, interpret)
     max_parts = min(max(pl.next_power_of_2(_PROGRAMS // kv_heads), 1), _MAX_PARTS)
@@ -84,14 +84,14 @@ def _decode(
     return pl.pallas_call(
         functools.partial(_merge_kernel, max_parts=max_parts, spec=spec),
         name="paged_decode_merge",
-        grid=(num_heads, num_rows),
-        in_specs=[anywhere] * 5,
+        grid=(num_heads, len(work.merges)),
+        in_specs=[anywhere] * 4,
         out_specs=anywhere,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
-        input_output_aliases={4: 0},
+        input_output_aliases={3: 0},
         compiler_params=plgpu.CompilerParams(num_warps=merge_warps, num_stages=1),
         interpret=interpret,
-    )(parts, log_sums, work.first, work.parts, out)
+    )(parts, log_sums, work.merges, out)
 
 
 class _WorkList(NamedTuple):
@@ -100,13 +100,12 @@ class _WorkList(NamedTuple):
     Attributes:
         items: [W, 4] int32 (row, first position, end position, parts of the row); first and end
             are equal where there is nothing to do. The items of a row follow each other.
-        first: [R] int32, the row's first item.
-        parts: [R] int32, how many it has; 0 for a row of length 0.
+        merges: [M, 3] int32 (row, its first item, its parts) of the rows of several parts; no
+            parts where there is nothing to merge.
     """
 
     items: jax.Array
-    first: jax.Array
-    parts: jax.Array
+    merges: jax.Array
 
 
 def _work_list(lengths: jax.Array, window: int | None, max_parts: int, span: int) -> _WorkList:
@@ -126,7 +125,19 @@ def _work_list(lengths: jax.Array, window: int | None, max_parts: int, span: int
     first = begin[row] + (item - (last - parts)[row]) * size
     end = jnp.where(exists, jnp.minimum(first + size, lengths[row]), first)
     items = jnp.stack([row, first, end, parts[row]], axis=1).astype(jnp.int32)
-    return _WorkList(items, (last - parts).astype(jnp.int32), parts.astype(jnp.int32))
+    return _WorkList(items, _merges(parts, last - parts, max_parts))
+
+
+def _merges(parts: jax.Array, first: jax.Array, max_parts: int) -> jax.Array:
+    """See `_WorkList`. Cutting makes at most `max_parts` more parts than rows, so no more rows
+    are of several, however many a step is padded to.
+    """
+    number = jnp.arange(min(len(parts), max_parts), dtype=jnp.int32)
+    row = first_beyond(jnp.cumsum(parts > 1), number)
+    exists = row < len(parts)
+    row = jnp.where(exists, row, 0)
+    merges = jnp.stack([row, first[row], jnp.where(exists, parts[row], 0)], axis=1)
+    return merges.astype(jnp.int32)
 
 
 def _part_kernel(
@@ -185,28 +196,27 @@ def _part_kernel(
 def _merge_kernel(
     parts_ref: Ref,
     log_sums_ref: Ref,
-    first_ref: Ref,
-    num_parts_ref: Ref,
+    merges_ref: Ref,
     finished_ref: Ref,
     out_ref: Ref,
     *,
     max_parts: int,
     spec: Spec,
 ) -> None:
-    """Average the parts of one row for one query head by their sums, in a grid of [Hq, R].
+    """Average the parts of one row for one query head by their sums, in a grid of [Hq, M].
 
     `out` is `finished` in place, where the rows of one part are done already.
     """
     del finished_ref
-    head, row = pl.program_id(0), pl.program_id(1)
-    num_parts = num_parts_ref[row]
+    head, merge = pl.program_id(0), pl.program_id(1)
+    row, first, num_parts = (merges_ref[merge, field] for field in range(3))
     columns, exist = spec.columns()
 
     @pl.when(num_parts > 1)
     def _() -> None:
         part = jnp.arange(max_parts)
         there = part < num_parts
-        item = first_ref[row] + part
+        item = first + part
         log_sum = plgpu.load(log_sums_ref.at[item, head], mask=there, other=spans.MASKED)
         out = plgpu.load(
             parts_ref.at[item[:, None], head, columns[None, :]],
