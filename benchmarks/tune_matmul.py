@@ -1,7 +1,7 @@
 """Find the fastest tilings of our matrix products on this GPU, and where XLA is faster still.
 
 For each product and number of rows it times XLA, which tunes itself first, and the tilings that the
-estimate in `paged.matmul.choice` thinks best, together with what follows the product in a model:
+estimate in `paged.matmul.estimate` thinks best, together with what follows the product in a model:
 the gate, or a sum and the norm after it. All run in turn, round after round, on a GPU kept as busy
 as a server keeps it, by the GPU's own clock (CUPTI). Weights come from memory, not from its caches.
 
@@ -30,7 +30,7 @@ import jax.numpy as jnp
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
 from paged.matmul import Tiling, matmul
-from paged.matmul.choice import ranked_tilings
+from paged.matmul.estimate import ranked_tilings
 from paged.matmul.tuned import TUNED, Product, UpTo
 
 DTYPE = jnp.bfloat16

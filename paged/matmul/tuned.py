@@ -49,5 +49,6 @@ TUNED: dict[str, dict[Product, tuple[UpTo, ...]]] = {
             (1024, Tiling(row_cluster=2)),
             (2048, None),
         ),
+        (False, 4096, 128256): ((1, None),),
     },
 }

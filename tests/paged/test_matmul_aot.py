@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from paged.matmul import Tiling, matmul
-from paged.matmul.choice import ranked_tilings
+from paged.matmul.estimate import ranked_tilings
 from paged.matmul.tuned import TUNED, Product
 from tests.paged import aot
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from paged.matmul import Tiling, available, matmul
-from paged.matmul.choice import ranked_tilings
+from paged.matmul.estimate import ranked_tilings
 
 pytestmark = pytest.mark.gpu
 
