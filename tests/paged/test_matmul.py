@@ -129,7 +129,8 @@ def test_a_tiling_that_was_not_measured_fits(m: int, k: int, n: int, gated: bool
 
 
 def test_the_estimate_is_asked_where_it_can_know() -> None:
-    assert tiling_for(256, 2560, 9728, gated=True) is not None
+    assert tiling_for(256, 8192, 28672, gated=True) is not None
+    assert tiling_for(256, 2560, 9728, gated=True) is None
     assert tiling_for(32, 5120, 5120) is not None
     assert tiling_for(32, 4096, 4096, device="NVIDIA H100 80GB HBM3") is None
     assert tiling_for(64, 4096, 4096, device="NVIDIA H100 80GB HBM3") is not None
