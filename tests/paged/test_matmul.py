@@ -1,4 +1,4 @@
-"""The kernel, run warpgroup by warpgroup in Pallas' interpreter, and who gets which tiling."""
+"""The kernel, run warpgroup by warpgroup in Pallas' interpreter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from paged.matmul import Tiling, matmul, supports, tiling, tiling_for
+from paged.matmul import Tiling, matmul, supports, tiling
 
 ONE = Tiling(row_warpgroups=1, widths=(64,))
 TWO = Tiling(widths=(128,))
@@ -112,27 +112,3 @@ def test_what_the_kernel_cannot_do_is_refused() -> None:
         matmul(x, w, dataclasses.replace(ONE, depth=128))
     with pytest.raises(ValueError, match="got 3 splits"):
         matmul(x, w, dataclasses.replace(ONE, splits=3))
-
-
-def test_a_tiling_that_was_measured() -> None:
-    assert tiling_for(256, 4096, 14336, gated=True) is not None
-    assert tiling_for(1, 4096, 4096) is None
-
-
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("m", [1, 8, 16, 64, 96, 256, 1000, 8192])
-@pytest.mark.parametrize(("k", "n"), [(64, 64), (2560, 9728), (5120, 5120), (2048, 320)])
-def test_a_tiling_that_was_not_measured_fits(m: int, k: int, n: int, gated: bool) -> None:
-    how = tiling_for(m, k, n, gated=gated, residual=not gated)
-    assert how is None or (k % (how.depth * how.splits) == 0 and (not gated or how.splits == 1))
-    assert how is None or m >= 8
-
-
-def test_the_estimate_is_asked_where_it_can_know() -> None:
-    assert tiling_for(256, 8192, 28672, gated=True) is not None
-    assert tiling_for(256, 2560, 9728, gated=True) is None
-    assert tiling_for(32, 5120, 5120) is not None
-    assert tiling_for(32, 4096, 4096, device="NVIDIA H100 80GB HBM3") is None
-    assert tiling_for(64, 4096, 4096, device="NVIDIA H100 80GB HBM3") is not None
-    assert tiling_for(4096, 5120, 5120) is None
-    assert tiling_for(256, 4096, 6144, device="NVIDIA H100 80GB HBM3") is None
