@@ -47,16 +47,28 @@ def bound(m: int, k: int, columns: int) -> float:
 def _candidates(m: int, gated: bool) -> list[Tiling]:
     """The widest first: of equals they spare the caches most."""
     splits = (1,) if gated or m > 512 else (1, 2, 4)
-    if m <= 64:
-        few = [
-            Tiling(row_warpgroups=1, widths=(width,), splits=parts, residents=residents)
-            for residents in (1, 2)
-            for width in (256, 128, 64)
-            for parts in splits
-        ]
-        deep = [dataclasses.replace(each, depth=128) for each in few if each.widths == (64,)]
-        return few + deep + [dataclasses.replace(t, column_warpgroups=2) for t in few if gated]
+    tilings = _candidates_for_few(gated, splits) if m <= 64 else _candidates_for_many(m, splits)
+    # More of K at a time: fewer rounds of barriers, for which there is room with narrow tiles.
+    narrow = [tiling for tiling in tilings if tiling.widths == (64,) and m <= 512]
+    return tilings + [dataclasses.replace(tiling, depth=128) for tiling in narrow]
+
+
+def _candidates_for_few(gated: bool, splits: tuple[int, ...]) -> list[Tiling]:
+    single = [
+        Tiling(row_warpgroups=1, widths=(width,), splits=parts, residents=residents)
+        for residents in (1, 2)
+        for width in (256, 128, 64)
+        for parts in splits
+    ]
+    return single + [dataclasses.replace(each, column_warpgroups=2) for each in single if gated]
+
+
+def _candidates_for_many(m: int, splits: tuple[int, ...]) -> list[Tiling]:
     clusters = ((1, 1), (1, 2)) if m <= 128 else ((2, 1), (1, 1))
+    shared: tuple[tuple[int, ...], ...] = ((256,), (256, 192), (192,), (128,), (64,))
+    # Three warpgroups have no registers for 256 columns at once.
+    shapes = [(2, widths) for widths in shared]
+    shapes += [(3, widths) for widths in ((192, 64), *shared) if m > 128]
     return [
         Tiling(
             row_warpgroups=warpgroups,
@@ -65,8 +77,7 @@ def _candidates(m: int, gated: bool) -> list[Tiling]:
             column_cluster=columns,
             splits=parts,
         )
-        for warpgroups in ((2, 3) if m > 128 else (2,))
-        for widths in ((256,), (256, 192), (192,), (192, 64), (128,), (64,))
+        for warpgroups, widths in shapes
         for rows, columns in clusters
         for parts in splits
     ]
