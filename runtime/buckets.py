@@ -60,12 +60,19 @@ class Buckets:
     def pick(self, plan: StepPlan, *, scores_prompt: bool) -> Bucket:
         """The smallest shape that holds the plan.
 
-        A step that scores prompt tokens takes a mixed shape also when every row has one token.
+        A step that scores prompt tokens takes a shape for that, also when every row has one token.
         """
-        if plan.rows[-1].length == 1 and not scores_prompt:
+        if scores_prompt:
+            return self._mixed(_at_least(self.scoring, plan.num_tokens))
+        if plan.rows[-1].length == 1:
             size = _at_least(self.decode, len(plan.rows))
             return Bucket(size, size, True)
         return self._mixed(_at_least(self.mixed, plan.num_tokens))
+
+    @property
+    def scoring(self) -> tuple[int, ...]:
+        """Token counts of steps that score prompts, ascending: few, for they are rare."""
+        return self.mixed[::-4][::-1]
 
     @property
     def sampling(self) -> tuple[int, ...]:

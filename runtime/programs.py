@@ -117,7 +117,7 @@ def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
     out = jax.eval_shape(smallest, *inputs)[2]
     for bucket in shapes.buckets.all():
         yield ("forward", bucket), forward_job(bucket)
-    for size in shapes.buckets.mixed:
+    for size in shapes.buckets.scoring:
         hidden = jax.ShapeDtypeStruct((size, out.last_hidden.shape[1]), out.last_hidden.dtype)
         scored = (params, hidden, _int32(size))
         yield ("score", size), (partial(score, shapes=shapes), scored, ())

@@ -54,6 +54,14 @@ def test_the_smallest_shape_that_holds_a_step_is_taken(rows: int) -> None:
     assert size <= 2 * rows
 
 
+@given(st.integers(1, 1024), st.integers(1, 8192))
+def test_a_step_that_scores_has_a_scoring_program(seqs: int, tokens: int) -> None:
+    buckets = Buckets.make(seqs, 8192)
+    bucket = buckets.pick(make_plan(make_row(tokens)), scores_prompt=True)
+    assert bucket in buckets.all()
+    assert bucket.num_tokens == min(size for size in buckets.scoring if size >= tokens)
+
+
 def test_shapes_beyond_the_usual_ones_double() -> None:
     buckets = Buckets.make(5000, 20_000)
     assert buckets.decode[-3:] == (2048, 4096, 5000)
