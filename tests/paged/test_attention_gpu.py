@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from paged.attention import default_backend
 from tests.paged.ragged import Row, Shape, check, make_batch, run
 from tests.paged.test_attention import DECODE, EDGES, MIXED, SHAPES, STEP
 
@@ -35,12 +36,44 @@ def test_small_shapes(backend: str, dtype: str, shape: Shape) -> None:
     check(dataclasses.replace(shape, dtype=dtype), MIXED, backend)
 
 
-@pytest.mark.parametrize("backend", ["xla", "triton"])
+@pytest.mark.parametrize("backend", ["xla", "triton", "mosaic"])
 def test_decode_only(backend: str) -> None:
+    skip_unless_it_runs(backend)
     check(DECODE, [Row(length - 1, 1) for length in EDGES], backend, decode_only=True)
 
 
 HALF = Shape(kv_heads=1, dtype="bfloat16")
+DECODES = (
+    dataclasses.replace(HALF, heads=1, page_size=8),
+    dataclasses.replace(HALF, heads=9, kv_heads=3, page_size=128),
+    dataclasses.replace(HALF, heads=32, kv_heads=8, head_dim=128),
+    dataclasses.replace(HALF, heads=7, head_dim=192, page_size=8),
+    dataclasses.replace(HALF, heads=8, head_dim=256, page_size=128),
+    dataclasses.replace(HALF, heads=32, kv_heads=2, head_dim=128, page_size=8),
+    dataclasses.replace(HALF, heads=4, head_dim=128, window=1),
+    dataclasses.replace(HALF, heads=64, kv_heads=8, window=128, sinks=True),
+    dataclasses.replace(HALF, heads=8, kv_heads=4, head_dim=256, window=100, soft_cap=9.0),
+    dataclasses.replace(HALF, heads=3, page_size=128, window=70, soft_cap=9.0, sinks=True),
+    dataclasses.replace(HALF, heads=32, kv_heads=8, head_dim=128, dtype="float16"),
+)
+
+
+@pytest.mark.parametrize("shape", DECODES, ids=str)
+@pytest.mark.parametrize("padding", [0, 20])
+def test_decode_by_the_default_backend(shape: Shape, padding: int) -> None:
+    num_rows = len(EDGES) + padding
+    shape = dataclasses.replace(shape, num_rows=num_rows, num_tokens=num_rows)
+    rows = [Row(length - 1, 1) for length in EDGES]
+    check(shape, rows, default_backend(jax.devices()[0]), decode_only=True)
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 17, 133, 1000])
+def test_decode_of_many_rows_by_the_default_backend(num_rows: int) -> None:
+    shape = dataclasses.replace(HALF, heads=4, num_rows=1024, num_tokens=1024, max_len=256)
+    rows = [Row(37 * n % 256, 1) for n in range(num_rows)]
+    check(shape, rows, default_backend(jax.devices()[0]), decode_only=True)
+
+
 HOPPER = (
     dataclasses.replace(HALF, heads=1, page_size=8),
     dataclasses.replace(HALF, heads=2, head_dim=128, page_size=128),
@@ -70,16 +103,29 @@ def difference(shape: Shape, rows: list[Row], backend: str, decode_only: bool) -
     return float(error / np.linalg.norm(precise[:tokens]))
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", 4e-3), ("float32", 1e-5)])
-def test_32_sequences_of_1024_tokens(dtype: str, limit: float) -> None:
+@pytest.mark.parametrize(
+    ("backend", "dtype", "limit"),
+    [("triton", "bfloat16", 4e-3), ("triton", "float32", 1e-5), ("mosaic", "bfloat16", 4e-3)],
+)
+def test_32_sequences_of_1024_tokens(backend: str, dtype: str, limit: float) -> None:
+    skip_unless_it_runs(backend)
     shape = dataclasses.replace(BATCH_32, dtype=dtype)
-    assert difference(shape, [Row(1023, 1)] * 32, "triton", decode_only=True) < limit
+    assert difference(shape, [Row(1023, 1)] * 32, backend, decode_only=True) < limit
 
 
-def test_few_long_rows_among_many() -> None:
+@pytest.mark.parametrize("backend", ["triton", "mosaic"])
+def test_few_long_rows_among_many(backend: str) -> None:
+    skip_unless_it_runs(backend)
     shape = dataclasses.replace(LLAMA, num_rows=64, num_tokens=64, max_len=16384)
     rows = [Row(16383, 1), Row(9000, 1), *[Row(n, 1) for n in range(60)]]
-    assert difference(shape, rows, "triton", decode_only=True) < 4e-3
+    assert difference(shape, rows, backend, decode_only=True) < 4e-3
+
+
+@pytest.mark.parametrize("backend", ["triton", "mosaic"])
+def test_one_very_long_row(backend: str) -> None:
+    skip_unless_it_runs(backend)
+    shape = dataclasses.replace(LLAMA, num_rows=1, num_tokens=1, max_len=16384)
+    assert difference(shape, [Row(16383, 1)], backend, decode_only=True) < 4e-3
 
 
 @pytest.mark.parametrize("backend", ["triton", "mosaic"])

@@ -16,8 +16,6 @@ from tests.paged.ragged import Row, Shape, check
 
 SHAPE = Shape(heads=4, kv_heads=1, dtype="bfloat16", num_rows=4, num_tokens=300, max_len=512)
 MIXED = [Row(15, 1), Row(100, 200), Row(0, 2), Row(300, 33)]
-
-
 DECODE = dataclasses.replace(SHAPE, num_rows=8, num_tokens=8)
 LENGTHS = [Row(length - 1, 1) for length in (200, 1, 64, 65, 512, 129, 16)]
 
@@ -49,15 +47,6 @@ def test_decode_of_a_window_with_sinks_and_a_soft_cap() -> None:
     shape = dataclasses.replace(
         DECODE, heads=6, kv_heads=2, page_size=8, window=90, sinks=True, soft_cap=10.0
     )
-    check(shape, LENGTHS, "interpreted", decode_only=True)
-
-
-@pytest.mark.parametrize("heads_at_once", [2, 3])
-def test_decode_of_several_heads_at_once(
-    heads_at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(decode, "_HEADS", heads_at_once)
-    shape = dataclasses.replace(DECODE, heads=12, kv_heads=6, page_size=32, sinks=True)
     check(shape, LENGTHS, "interpreted", decode_only=True)
 
 

@@ -34,9 +34,8 @@ class Spec:
         head_dim: elements of a head (D).
         page_size: tokens a page holds.
         pages_per_table: P.
-        heads: key/value heads of a program (H).
         buffers: those of the ring; keys and values take turns in them.
-        programs: those that share the work of the same heads.
+        programs: those that share the work of the same head.
         scoring: see `Scoring`.
         dtype: of queries, pages and output.
         interpreted: whether Pallas' interpreter runs the kernels.
@@ -48,7 +47,6 @@ class Spec:
     head_dim: int
     page_size: int
     pages_per_table: int
-    heads: int
     buffers: int
     programs: int
     scoring: Scoring

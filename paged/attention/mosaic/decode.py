@@ -1,13 +1,13 @@
 """Decode attention for Hopper GPUs, in the Mosaic GPU form of Pallas.
 
 The context of a row is read in spans of positions. All spans of a batch stand in one line, row
-after row, and each program takes an equal stretch of it, for some key/value heads and all the query
-heads that share them. Rows that lie within one stretch are finished there. Of a row that is cut,
-each program gives a part, and a second kernel merges the parts: no more rows than there are
-programs, however many there are in all.
+after row, and each program takes an equal stretch of it, for one key/value head and all the query
+heads that share it. Rows that lie within one stretch are finished there. Of a row that is cut, each
+program gives a part, and a second kernel merges the parts: no more rows than there are programs,
+however many there are in all.
 
-One warpgroup computes for each key/value head; the four warps of another walk the page tables and
-copy pages ahead of them into a ring of buffers, which runs on from row to row.
+One warpgroup computes; the four warps of another walk the page tables and copy pages ahead of it
+into a ring of buffers, which runs on from row to row.
 
 Scores are computed transposed, a position in each row of the matrix: tensor cores take 64 rows, but
 as few as 8 columns, and few query heads share a key/value head.
@@ -16,7 +16,6 @@ as few as 8 columns, and few query heads share a key/value head.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -48,9 +47,10 @@ from paged.attention.scoring import Scoring
 from paged.cache import Pages
 
 _MULTIPROCESSORS = 132
-# Programs that a multiprocessor runs at a time, key/value heads of each, and bytes of its ring.
-# More bytes on their way at a time make memory slower (H200).
-_PROGRAMS, _HEADS, _RING = 2, 1, 65536
+# Programs that a multiprocessor runs at a time, and bytes of the ring of each. More bytes on their
+# way at a time make memory slower (H200).
+_PROGRAMS, _RING = 2, 65536
+_COMPUTER, _MEMORY = range(2)  # warpgroups
 _WARPS = 4
 # With more query heads for each key/value head the registers of two programs do not suffice.
 _MAX_GROUP = 16
@@ -110,9 +110,9 @@ def mosaic_decode(
             jax.ShapeDtypeStruct(parts_shape, jnp.float32),
             jax.ShapeDtypeStruct((*parts_shape[:2], spec.columns), jnp.float32),
         ],
-        grid=(spec.programs, spec.kv_heads // spec.heads),
-        grid_names=("program", "heads"),
-        num_threads=spec.heads + 1,
+        grid=(spec.programs, spec.kv_heads),
+        grid_names=("program", "head"),
+        num_threads=2,
         thread_name="warpgroup",
         scratch_types=[_Shared.types(spec)],
     )(
@@ -139,7 +139,6 @@ def _make_spec(
 ) -> Spec:
     _, page_size, _, head_dim = pages.values.shape
     group = q.shape[1] // pages.kv_heads
-    heads = math.gcd(pages.kv_heads, _HEADS)
     return Spec(
         group=group,
         columns=pl.cdiv(group, 8) * 8,
@@ -147,9 +146,8 @@ def _make_spec(
         head_dim=head_dim,
         page_size=page_size,
         pages_per_table=meta.page_tables.shape[1],
-        heads=heads,
-        buffers=max(_RING // (SPAN * heads * head_dim * q.dtype.itemsize), 3),
-        programs=max(_MULTIPROCESSORS * _PROGRAMS * heads // pages.kv_heads, 1),
+        buffers=max(_RING // (SPAN * head_dim * q.dtype.itemsize), 3),
+        programs=max(_MULTIPROCESSORS * _PROGRAMS // pages.kv_heads, 1),
         scoring=scoring,
         dtype=q.dtype,
         interpreted=interpreted,
@@ -160,10 +158,10 @@ class _Shared(NamedTuple):
     """Shared memory and barriers of a program.
 
     Attributes:
-        q: [2, H, N, D], the queries of this item and the next.
-        ring: [buffers, span, H * D], keys and values by turns.
-        weights: [H, N, span], of the values.
-        out: [H, N, D], of a row that is done.
+        q: [2, N, D], the queries of this item and the next.
+        ring: [buffers, span, D], keys and values by turns.
+        weights: [N, span], of the values.
+        out: [N, D], of a row that is done.
         q_full, q_free: [2]; the queries have arrived, are used.
         full, free: [buffers], likewise.
     """
@@ -179,25 +177,21 @@ class _Shared(NamedTuple):
 
     @classmethod
     def types(cls, spec: Spec) -> _Shared:
-        def barriers(count: int, arrivals: int) -> plgpu.Barrier:
-            return plgpu.Barrier(num_arrivals=arrivals, num_barriers=count)
-
         # Their base class is abstract by the letter, for a method whose body is empty.
         tiling = (
             plgpu.TilingTransform((8, 64)),  # type: ignore[abstract]
             plgpu.SwizzleTransform(128),  # type: ignore[abstract]
         )
         memory = functools.partial(plgpu.SMEM, dtype=spec.dtype)
-        heads, columns, head_dim = spec.heads, spec.columns, spec.head_dim
         return cls(
-            q=memory((2, heads, columns, head_dim), transforms=tiling),
-            ring=memory((spec.buffers, SPAN, heads * head_dim), transforms=tiling),
-            weights=memory((heads, columns, SPAN), transforms=tiling),
-            out=memory((heads, columns, head_dim)),
-            q_full=barriers(2, heads),
-            q_free=barriers(2, heads),
-            full=barriers(spec.buffers, spec.copies),
-            free=barriers(spec.buffers, heads),
+            q=memory((2, spec.columns, spec.head_dim), transforms=tiling),
+            ring=memory((spec.buffers, SPAN, spec.head_dim), transforms=tiling),
+            weights=memory((spec.columns, SPAN), transforms=tiling),
+            out=memory((spec.columns, spec.head_dim)),
+            q_full=plgpu.Barrier(num_barriers=2),
+            q_free=plgpu.Barrier(num_barriers=2),
+            full=plgpu.Barrier(num_barriers=spec.buffers, num_arrivals=spec.copies),
+            free=plgpu.Barrier(num_barriers=spec.buffers),
         )
 
 
@@ -236,17 +230,17 @@ def _part_kernel(
 
         return lax.fori_loop(since, until, turn, jnp.int32(0))
 
-    @pl.when(warpgroup < spec.heads)
+    @pl.when(warpgroup == _COMPUTER)
     def _() -> None:
         outputs = out_ref, parts_ref, log_sums_ref
-        for_each_item(functools.partial(_compute, warpgroup, sinks_ref, outputs, shared, spec))
+        for_each_item(functools.partial(_compute, sinks_ref, outputs, shared, spec))
 
-    @pl.when(warpgroup == spec.heads)
+    @pl.when(warpgroup == _MEMORY)
     def _() -> None:
         @plgpu.warp_map
         def _(warp: jax.Array) -> None:
             def work(item: Item, n: jax.Array, done: jax.Array) -> None:
-                pl.when(warp == 0)(lambda: _copy_queries(item, n, q_ref, shared, spec))
+                pl.when(warp == 0)(lambda: _copy_queries(item, n, q_ref, shared))
                 _copy(warp, item, done, pages_ref, tables_ref, shared, spec)
 
             @pl.when(warp < spec.copies)
@@ -255,18 +249,12 @@ def _part_kernel(
                 _drain(warp, until - since, done, shared, spec)
 
 
-def _head(h: int | jax.Array, spec: Spec) -> jax.Array:
-    """The key/value head that is number h of a program's."""
-    return lax.axis_index("heads") * spec.heads + h
-
-
-def _copy_queries(item: Item, n: jax.Array, q_ref: Ref, shared: _Shared, spec: Spec) -> None:
+def _copy_queries(item: Item, n: jax.Array, q_ref: Ref, shared: _Shared) -> None:
     """Copy the queries of a program's item n."""
     slot = lax.rem(n, 2)
     pl.when(n >= 2)(lambda: plgpu.barrier_wait(shared.q_free.at[slot]))
-    for h in range(spec.heads):
-        source = q_ref.at[item.row, _head(h, spec)]
-        plgpu.copy_gmem_to_smem(source, shared.q.at[slot, h], shared.q_full.at[slot])
+    source = q_ref.at[item.row, lax.axis_index("head")]
+    plgpu.copy_gmem_to_smem(source, shared.q.at[slot], shared.q_full.at[slot])
 
 
 def _copy(
@@ -284,8 +272,6 @@ def _copy(
     """
     rows = min(spec.page_size, SPAN)
     copies = [warp + n for n in range(0, spec.copies, _WARPS)]
-    width = spec.heads * spec.head_dim
-    column = lax.axis_index("heads") * width
     since, until = item.spans
 
     def table_entries(i: jax.Array) -> list[jax.Array]:
@@ -304,7 +290,7 @@ def _copy(
             for n, page in zip(copies, ids, strict=True):
                 first = i * SPAN + n * rows
                 wanted = (first < item.end) & (first + rows > item.begin)
-                begin = column + kind * spec.kv_heads * spec.head_dim
+                begin = (kind * spec.kv_heads + lax.axis_index("head")) * spec.head_dim
 
                 @pl.when(wanted)
                 def _(
@@ -314,7 +300,7 @@ def _copy(
                     begin: jax.Array = begin,
                 ) -> None:
                     plgpu.copy_gmem_to_smem(
-                        pages_ref.at[page, pl.ds(offset, rows), pl.ds(begin, width)],
+                        pages_ref.at[page, pl.ds(offset, rows), pl.ds(begin, spec.head_dim)],
                         shared.ring.at[slot, pl.ds(n * rows, rows)],
                         shared.full.at[slot],
                     )
@@ -342,7 +328,6 @@ def _drain(
 
 
 def _compute(
-    warpgroup: jax.Array,
     sinks_ref: Ref | None,
     outputs: tuple[Ref, Ref, Ref],
     shared: _Shared,
@@ -351,9 +336,8 @@ def _compute(
     n: jax.Array,
     done: jax.Array,
 ) -> None:
-    """Attention over one item, the n-th of its program, for one key/value head."""
-    head = _head(warpgroup, spec)
-    columns = pl.ds(warpgroup * spec.head_dim, spec.head_dim)
+    """Attention over one item, the n-th of its program."""
+    head = lax.axis_index("head")
     q_slot = lax.rem(n, 2)
     since, until = item.spans
     running = start(head, item, sinks_ref, spec)
@@ -365,28 +349,28 @@ def _compute(
         plgpu.barrier_wait(shared.full.at[key_slot])
 
         def products(scores: Ref) -> jax.Array:
-            queries = shared.q.at[q_slot, warpgroup].transpose((1, 0))
-            plgpu.wgmma(scores, shared.ring.at[key_slot, :, columns], queries)
+            queries = shared.q.at[q_slot].transpose((1, 0))
+            plgpu.wgmma(scores, shared.ring.at[key_slot], queries)
             return scores[...]
 
         shape = (SPAN, spec.columns)
         scores = pl.run_scoped(products, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
         plgpu.barrier_arrive(shared.free.at[key_slot])
         running, weights = softmax(running, scores, i * SPAN, item, spec)
-        shared.weights.at[warpgroup].transpose((1, 0))[...] = plgpu.layout_cast(
+        shared.weights.transpose((1, 0))[...] = plgpu.layout_cast(
             weights, plgpu.Layout.WGMMA_TRANSPOSED
         )
         plgpu.barrier_wait(shared.full.at[value_slot])
-        values = shared.ring.at[value_slot, :, columns]
+        values = shared.ring.at[value_slot]
         clear_unreadable(values, i * SPAN, item, spec)
         plgpu.commit_smem()
-        running = accumulate(running, values, shared.weights.at[warpgroup], spec)
+        running = accumulate(running, values, shared.weights, spec)
         plgpu.barrier_arrive(shared.free.at[value_slot])
         return running
 
     running = lax.fori_loop(since, until, visit, running)
     plgpu.barrier_arrive(shared.q_free.at[q_slot])
-    _finish(running, head, item, outputs, shared.out.at[warpgroup], spec)
+    _finish(running, head, item, outputs, shared.out, spec)
 
 
 def _finish(

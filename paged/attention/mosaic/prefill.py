@@ -9,8 +9,8 @@ Where a stretch of positions holds some that must not count, their scores are ma
 values are overwritten with zeros in the buffer: whatever a recycled page holds, NaN included, must
 reach no result, and zero times NaN is NaN.
 
-Other GPUs, float32 and head sizes that are no multiple of 64 are left to the Triton kernels, and so
-is decoding, which they do at the speed of the memory.
+Other GPUs, float32, pages of 8 bits and head sizes other than 64, 128, 192 and 256 are left to the
+Triton kernels.
 """
 
 from __future__ import annotations
