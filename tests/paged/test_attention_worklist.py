@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -56,7 +57,7 @@ def check_row(items: list[tuple[int, Item]], begin: int, end: int, cuts: list[li
     are parts are where a merge looks for them."""
     for program, item in items:
         assert item.begin == begin
-        assert item.begins_row(np.int32(program)) == (item is items[0][1])
+        assert item.begins_row(jnp.int32(program)) == (item is items[0][1])
         begin = int(item.end)
         assert begin == end or begin % SPAN == 0
     assert begin == end or not items
@@ -65,7 +66,7 @@ def check_row(items: list[tuple[int, Item]], begin: int, end: int, cuts: list[li
         (first, num_parts), programs = cuts.pop(0), [program for program, _ in items]
         assert num_parts == len(items)
         assert programs == list(range(first, first + num_parts))
-        assert parts == [part_of(first + k, k == 0) for k in range(num_parts)]
+        assert parts == [part_of(jnp.int32(first + k), k == 0) for k in range(num_parts)]
     else:
         assert parts == [WHOLE] * len(items)
 
