@@ -177,10 +177,10 @@ def kernels(run: Callable[[], Any], count: int) -> list[tuple[str, float, int]]:
 
 def kind(name: str) -> str:
     """What sort of kernel it is, by its name."""
+    if re.search(r"gemm|nvjet|cutlass|cublas|splitK|dot|paged_matmul", name):
+        return "products"
     if "paged" in name:
         return "attention"
-    if re.search(r"gemm|nvjet|cutlass|cublas|splitK|dot", name):
-        return "products"
     return "other"
 
 

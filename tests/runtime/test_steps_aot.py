@@ -1,0 +1,74 @@
+"""Whole steps of an 8B model's layers, compiled for an H200 on any machine: nothing is copied."""
+
+from __future__ import annotations
+
+import functools
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from paged.cache import CacheSpec, PagedKVCache
+from paged.models.registry import get_family, model_config
+from paged.models.weights import for_device, param_shapes
+from paged.runtime.buckets import Bucket, Buckets
+from paged.runtime.steps import StepShapes, forward
+from tests.paged import aot
+
+pytestmark = [
+    pytest.mark.skipif(not aot.available(), reason="needs jax[cuda13]"),
+    pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated"),
+]
+
+MODEL = model_config(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+    }
+)
+BF16 = jnp.dtype(jnp.bfloat16)
+HOPPER: Any = SimpleNamespace(platform="gpu", compute_capability="9.0")
+MEBIBYTE = 2**20
+
+
+@pytest.mark.parametrize("xla_products", [False, True])
+@pytest.mark.parametrize(
+    "bucket",
+    [Bucket(1, 1, True), Bucket(32, 32, True), Bucket(256, 256, True), Bucket(8192, 1024, False)],
+    ids=["1", "32", "256", "mixed"],
+)
+def test_a_step_copies_neither_pages_nor_weights(bucket: Bucket, xla_products: bool) -> None:
+    cache = CacheSpec(MODEL.num_layers, 4099, 16, MODEL.num_kv_heads, MODEL.head_dim, BF16)
+    family = get_family(MODEL.architecture)
+    shapes = StepShapes(family, MODEL, cache, Buckets.make(1024, 8192), 8192, "mosaic")
+    params = param_shapes(family.specs(MODEL), BF16)
+    program = aot.compile_for_h200(
+        functools.partial(forward, shapes=shapes, bucket=bucket),
+        params if xla_products else for_device(params, HOPPER),
+        PagedKVCache.shapes(cache),
+        jax.eval_shape(shapes.slot_state),
+        jax.ShapeDtypeStruct((shapes.layout(bucket).size,), jnp.int32),
+        donate=(1, 2),
+    )
+    text = program.as_text()
+    assert text is not None
+    moved = re.findall(r"= (\w+)\[([\d,]+)\]\S* (?:copy|transpose)\(", text)
+    large = [(kind, shape) for kind, shape in moved if len(shape.split(",")) > 1]
+    assert not large, "the step moves whole arrays"
+    assert " while(" not in text, "the step turns in a loop that the host must follow"
+    report = program.memory_analysis()
+    assert report is not None
+    assert report.alias_size_in_bytes >= cache.bytes_per_page * cache.num_pages
+    # The widest activations, twice, and what the attention of a few rows takes.
+    widest = bucket.num_tokens * 2 * MODEL.intermediate_size * BF16.itemsize
+    assert report.temp_size_in_bytes < 2 * widest + 32 * MEBIBYTE
