@@ -1,22 +1,26 @@
-"""One stream, and sixteen, of the embedded model on this machine's CPU, against transformers.
+"""One stream, and sixteen, of the embedded model on this machine's CPU, against others.
 
-    python benchmarks/one_stream.py [--transformers PYTHON] [--rounds N]
+    python benchmarks/one_stream.py [--transformers PYTHON] [--llamacpp PYTHON] [--rounds N]
 
-PYTHON is an interpreter that has torch, transformers, accelerate and gguf. Both sides hold the same
-weights in float32, take the same prompt and decode greedily. They stand ready
-in processes of their own and run in turns, so that a noisy machine is noisy for both; the table
-gives the medians, and their ratio is the figure to quote.
+PYTHON is an interpreter that has torch, transformers, accelerate and gguf, or llama-cpp-python. All
+take the same prompts and decode greedily. Paged and transformers hold the file's weights (Q4_1)
+widened to float32; llama.cpp runs twice, with such weights and with the file's as they are, which
+are a sixth of the bytes and are multiplied as integers of 8 bits. Its threads are one fewer than
+the cores, unless --threads tells otherwise. The sides stand ready in processes of their own and run
+in turns, so that a noisy machine is noisy for all; the table gives the medians, and their ratios
+are the figures to quote.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 PROMPT = list(range(100, 132))
 NUM_TOKENS = 128
@@ -102,26 +106,50 @@ def serve_turns(run: Callable[[int], float]) -> None:
         print(json.dumps({"seconds": run(int(line))}), flush=True)
 
 
+def be_worker(side: str, *rest: str) -> None:
+    """Serve one side's turns."""
+    if side == "llamacpp":
+        from llama_streams import worker  # beside this file
+
+        with worker(*rest, PROMPT, NUM_TOKENS) as run:
+            serve_turns(run)
+    else:
+        serve_turns(paged_worker() if side == "paged" else transformers_worker(*rest))
+
+
+def start(args: argparse.Namespace) -> Iterator[tuple[str, tuple[Worker, int]]]:
+    """What to measure: a title, and who runs how many streams."""
+    from paged.models.loading.source import embedded_model
+
+    gguf = str(embedded_model())
+    worker = Worker(sys.executable, __file__, "--worker", "paged")
+    yield "paged, 1 stream", (worker, 1)
+    yield "paged, 16 streams", (worker, 16)
+    if args.transformers:
+        other = Worker(args.transformers, __file__, "--worker", "transformers", gguf)
+        yield "transformers, 1 stream", (other, 1)
+    for weights in ("float32", "file") if args.llamacpp else ():
+        how = ("llamacpp", gguf, weights, str(args.threads))
+        other = Worker(args.llamacpp, __file__, "--worker", *how)
+        title = "float32" if weights == "float32" else "Q4_1"
+        yield f"llama.cpp, {title}, 1 stream", (other, 1)
+        yield f"llama.cpp, {title}, 16 streams", (other, 16)
+
+
 def main() -> None:
     """Read the arguments, run the sides in turns and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--transformers", metavar="PYTHON", help="interpreter with torch")
+    parser.add_argument("--llamacpp", metavar="PYTHON", help="interpreter with llama-cpp-python")
+    parser.add_argument("--threads", type=int, default=max((os.cpu_count() or 2) - 1, 1))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        side, *rest = args.worker
-        serve_turns(paged_worker() if side == "paged" else transformers_worker(*rest))
+        be_worker(*args.worker)
         return
 
-    cases = {"paged, 1 stream": (Worker(sys.executable, __file__, "--worker", "paged"), 1)}
-    cases["paged, 16 streams"] = (cases["paged, 1 stream"][0], 16)
-    if args.transformers:
-        from paged.models.loading.source import embedded_model
-
-        gguf = str(embedded_model())
-        other = Worker(args.transformers, __file__, "--worker", "transformers", gguf)
-        cases["transformers, 1 stream"] = (other, 1)
+    cases = dict(start(args))
     rates: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(args.rounds):
         for name, (worker, streams) in cases.items():
@@ -131,7 +159,7 @@ def main() -> None:
     base = statistics.median(rates["paged, 1 stream"])
     for name, values in rates.items():
         median = statistics.median(values)
-        print(f"{name:24} {median:8.1f} tokens/s   {median / base:5.2f} of paged's one stream")
+        print(f"{name:32} {median:8.1f} tokens/s   {median / base:5.2f} of paged's one stream")
 
 
 if __name__ == "__main__":
