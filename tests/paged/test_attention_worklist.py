@@ -86,9 +86,9 @@ def check_list(work: WorkList, lengths: Ints, slots: Ints, window: int | None) -
         check_row(items, int(begins[row]), int(lengths[row]), cuts)
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 7, 64])
+@pytest.mark.parametrize("num_rows", [1, 7, 64])
 @pytest.mark.parametrize("window", [None, 1, 100])
-@pytest.mark.parametrize("programs", [1, 2, 5, 33, 264])
+@pytest.mark.parametrize("programs", [1, 5, 33, 264])
 def test_every_position_is_read_once(num_rows: int, window: int | None, programs: int) -> None:
     slots = np.random.default_rng(0).permutation(num_rows + 3)[:num_rows].astype(np.int32)
     compiled = jax.jit(functools.partial(work_list, window=window, programs=programs))
