@@ -124,9 +124,9 @@ class Scheduler:
     def kv_waste(self) -> float:
         """Share of the token places in held pages that hold no token. (A shared page is full.)"""
         held = self.pool.num_used * self.pool.page_size
-        filled = sum(sequence.num_computed for sequence in self._running)
-        places = sum(len(sequence.page_table) for sequence in self._running) * self.pool.page_size
-        return (places - filled) / held if held else 0.0
+        page_size = self.pool.page_size
+        empty = sum(len(each.page_table) * page_size - each.num_computed for each in self._running)
+        return empty / held if held else 0.0
 
     def add(self, sequence: Sequence) -> None:
         """Take a new sequence; a parent must have been added before its forks.
