@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
-from paged.attention import AttentionMetadata, attention_metadata
+from paged.attention import BACKENDS, AttentionMetadata, attention_metadata
 from paged.cache import KV_DTYPES, CacheSpec, PagedKVCache
 from paged.models.config import ModelConfig
 from paged.models.registry import get_family
@@ -55,6 +55,7 @@ class Runner:
         page_size: int = 4,
         max_tokens: int = 96,
         kv_dtype: str = "float32",
+        backend: str = "xla",
     ) -> None:
         pages = -(-max_tokens // page_size)
         self.spec = CacheSpec(
@@ -65,43 +66,56 @@ class Runner:
             head_dim=config.head_dim,
             dtype=KV_DTYPES[kv_dtype],
         )
-        self.config, self.params = config, params
+        self.config, self.params, self.backend = config, params, backend
         self.contexts = [0] * num_slots
         self._cache = PagedKVCache.zeros(self.spec)
         # Pages lie scattered and out of order, as a pool would hand them out.
         order = np.random.RandomState(0).permutation(num_slots * pages) + 1
         self._tables = jnp.asarray(order.reshape(num_slots, pages), jnp.int32)
 
-    def step(self, rows: dict[int, Sequence[int]], *, num_tokens: int | None = None) -> np.ndarray:
+    def step(
+        self, rows: Mapping[int, Sequence[int]], *, num_tokens: int | None = None
+    ) -> np.ndarray:
         """Feed each slot its next tokens; returns log-probabilities [T, V], row after row."""
+        arrays, fixed = self._inputs(rows, num_tokens)
+        run = run_step if jax.default_backend() == "cpu" else run_step_as_served
+        logprobs, self._cache = run(self.params, self._cache, *arrays, **fixed)
+        for slot, chunk in rows.items():
+            self.contexts[slot] += len(chunk)
+        return np.asarray(logprobs)[: sum(map(len, rows.values()))]
+
+    def program(self, rows: Mapping[int, Sequence[int]], *, num_tokens: int | None = None) -> str:
+        """What `step` runs, as compiled. Nothing is run."""
+        arrays, fixed = self._inputs(rows, num_tokens)
+        lowered = run_step_as_served.lower(self.params, self._cache, *arrays, **fixed)
+        text = lowered.compile().as_text()
+        assert text is not None
+        return text
+
+    def _inputs(
+        self, rows: Mapping[int, Sequence[int]], num_tokens: int | None
+    ) -> tuple[tuple[jax.Array, ...], dict[str, Any]]:
+        """Arguments of a step: arrays, and what it is compiled for."""
         slots, chunks = list(rows), list(rows.values())
         tokens = np.concatenate([np.asarray(chunk, np.int32) for chunk in chunks])
         padded = num_tokens or len(tokens)
-        logprobs, self._cache = run_step(
-            self.params,
-            self._cache,
+        arrays = (
             jnp.asarray(np.pad(tokens, (0, padded - len(tokens)))),
             self._tables,
             jnp.asarray(slots, jnp.int32),
             jnp.asarray([len(chunk) for chunk in chunks], jnp.int32),
             jnp.asarray([self.contexts[slot] for slot in slots], jnp.int32),
-            config=self.config,
-            page_size=self.spec.page_size,
-            decode_only=padded == len(tokens) and all(len(chunk) == 1 for chunk in chunks),
         )
-        for slot, chunk in rows.items():
-            self.contexts[slot] += len(chunk)
-        return np.asarray(logprobs)[: len(tokens)]
+        fixed = {
+            "config": self.config,
+            "page_size": self.spec.page_size,
+            "decode_only": padded == len(tokens) and all(len(chunk) == 1 for chunk in chunks),
+            "backend": self.backend,
+        }
+        return arrays, fixed
 
 
-# Compiling is most of what these tests do: ask for little optimisation.
-@partial(
-    jax.jit,
-    static_argnames=("config", "page_size", "decode_only"),
-    donate_argnames=("cache",),
-    compiler_options={"xla_backend_optimization_level": "0"},
-)
-def run_step(
+def step(
     params: Any,
     cache: PagedKVCache,
     tokens: jax.Array,
@@ -113,8 +127,12 @@ def run_step(
     config: ModelConfig,
     page_size: int,
     decode_only: bool,
+    backend: str = "xla",
 ) -> tuple[jax.Array, PagedKVCache]:
-    """Log-probabilities [T, V] of all tokens of a step, and the cache after it."""
+    """Log-probabilities [T, V] of all tokens of a step, and the cache after it.
+
+    The reference attends in small tiles, so that short chunks have several.
+    """
     meta: AttentionMetadata = attention_metadata(
         tables,
         slots,
@@ -122,10 +140,20 @@ def run_step(
         context_len,
         num_tokens=tokens.shape[0],
         page_size=page_size,
-        tile_size=8,
+        tile_size=8 if backend == "xla" else BACKENDS[backend]().tile_size,
         decode_only=decode_only,
-        backend="xla",
+        backend=backend,
     )
     family = get_family(config.architecture)
     hidden, cache = family.forward(params, config, tokens, cache, meta)
     return jax.nn.log_softmax(family.logits(params, config, hidden)), cache
+
+
+_jit = partial(
+    jax.jit,
+    static_argnames=("config", "page_size", "decode_only", "backend"),
+    donate_argnames=("cache",),
+)
+# Compiling is most of what these tests do: on a CPU they ask for little optimisation.
+run_step = _jit(step, compiler_options={"xla_backend_optimization_level": "0"})
+run_step_as_served = _jit(step)

@@ -5,15 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from paged.models.loading import ModelSource, resolve_model
+from paged.models.weights import for_device
 from tests.models.harness import GOLDENS, Runner, load_golden, write_checkpoint
 
 NAMES = sorted(path.stem for path in GOLDENS.glob("*.json"))
 TOLERANCE = 1e-4
+# Errors of bfloat16, as multiples of those that transformers makes.
+MOST_MEAN, MOST_MAX = 1.5, 2.0
+NEIGHBOUR = 1  # the slot of another sequence
 
 
 @pytest.fixture(params=NAMES)
@@ -67,3 +72,59 @@ def test_chunks_and_neighbours_change_nothing(name, tmp_path):
     assert start == len(prompt)
     logprobs = chosen(np.concatenate(table), prompt)
     np.testing.assert_allclose(logprobs, golden["prompt_logprobs"], atol=TOLERANCE, rtol=0)
+
+
+def served_runner(golden: dict[str, Any], folder: Path, dtype: str, backend: str) -> Runner:
+    """The model as an engine would run it on this machine's device."""
+    source = resolve_model(write_checkpoint(folder, golden))
+    params = for_device(source.load(jnp.dtype(dtype), progress=False), jax.devices()[0])
+    return Runner(source.config, params, page_size=16, kv_dtype=dtype, backend=backend)
+
+
+def chunks(golden: dict[str, Any]) -> list[dict[int, list[int]]]:
+    """Two steps for the prompt: beside a neighbour's chunk, then beside its next token."""
+    prompt = golden["prompt"]
+    other = prompt[::-1]
+    return [{0: prompt[:40], NEIGHBOUR: other[:20]}, {0: prompt[40:], NEIGHBOUR: other[20:21]}]
+
+
+def served_logprobs(
+    runner: Runner, golden: dict[str, Any], *, pad_decode: bool = False
+) -> np.ndarray:
+    """Log-probabilities of all tokens after the first, in chunks and then one by one.
+
+    With `pad_decode` decode steps are run by the program for chunks: one less to compile.
+    """
+    table = [runner.step(rows, num_tokens=64)[: len(rows[0])] for rows in chunks(golden)]
+    for token in golden["greedy"][:-1]:
+        rows = {0: [token], NEIGHBOUR: [token]}
+        table.append(runner.step(rows, num_tokens=64 if pad_decode else None)[:1])
+    return chosen(np.concatenate(table), golden["prompt"] + golden["greedy"])
+
+
+def check_served(golden: dict[str, Any], logprobs: np.ndarray, dtype: str) -> None:
+    """Against transformers in float32: exact in float32, else as near as transformers comes."""
+    error = np.abs(logprobs - (golden["prompt_logprobs"] + golden["greedy_logprobs"]))
+    theirs = golden["bfloat16_error"]
+    mean, most = MOST_MEAN * theirs["mean"], MOST_MAX * theirs["max"]
+    if dtype == "float32":
+        mean = most = TOLERANCE
+    assert error.mean() <= mean, f"mean error {error.mean():.2g}, allowed {mean:.2g}"
+    assert error.max() <= most, f"largest error {error.max():.2g}, allowed {most:.2g}"
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+@pytest.mark.parametrize(
+    ("name", "dtype", "backend"),
+    [
+        ("llama", "bfloat16", "xla"),
+        ("qwen2_window", "bfloat16", "xla"),
+        pytest.param("llama_wide", "bfloat16", "triton", marks=pytest.mark.slow),
+        pytest.param("mistral_window", "float32", "triton", marks=pytest.mark.slow),
+        pytest.param("qwen3", "bfloat16", "triton", marks=pytest.mark.slow),
+    ],
+)
+def test_agrees_as_served(name, dtype, backend, tmp_path):
+    golden = load_golden(name)
+    runner = served_runner(golden, tmp_path, dtype, backend)
+    check_served(golden, served_logprobs(runner, golden), dtype)

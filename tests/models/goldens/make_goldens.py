@@ -5,8 +5,9 @@ Needs Python 3.11 or later, torch and transformers 5 (a CPU does). Run it from t
     python -m tests.models.goldens.make_goldens
 
 Each file holds a model's config.json, the names and shapes of its tensors (their values come from
-`tiny_weights.py`), a prompt, the log-probability of each of its tokens given those before, and the
-greedy continuation.
+`tiny_weights.py`), a prompt, the log-probability of each of its tokens given those before, the
+greedy continuation with its log-probabilities, and how far transformers' own log-probabilities of
+all these tokens are off (mean and maximum) if it computes in bfloat16.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+# Sizes that the kernels for Hopper take: heads of 64 elements, and weights worth their while.
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64}
 
 
 def llama(**changes: Any) -> PreTrainedModel:
@@ -84,6 +87,7 @@ def models() -> dict[str, PreTrainedModel]:
     window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
     return {
         "llama": llama(),
+        "llama_wide": llama(**WIDE),
         "llama_bias": llama(attention_bias=True, mlp_bias=True),
         "llama_tied": llama(tie_word_embeddings=True),
         "llama_rope_dynamic": llama(rope_parameters=rope("dynamic", factor=2.0)),
@@ -111,6 +115,13 @@ def set_weights(model: PreTrainedModel) -> dict[str, list[int]]:
 
 
 @torch.no_grad()
+def round_weights(model: PreTrainedModel) -> None:
+    """Let the model compute in bfloat16. Its rotary frequencies stay as precise as they are."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+
+
+@torch.no_grad()
 def log_probabilities(model: PreTrainedModel, tokens: list[int]) -> np.ndarray:
     logits = model(torch.tensor([tokens]), use_cache=False).logits[0]
     return torch.log_softmax(logits.float(), dim=-1).numpy()
@@ -131,20 +142,35 @@ def config_json(config: PreTrainedConfig, model: PreTrainedModel) -> dict[str, A
     return data | {"architectures": [type(model).__name__], "dtype": "float32"}
 
 
+def chosen(table: np.ndarray, tokens: list[int]) -> np.ndarray:
+    """Log-probability of each token after the first, from the rows [T, V] before it."""
+    return table[np.arange(len(tokens) - 1), tokens[1:]]
+
+
 def golden(model: PreTrainedModel) -> dict[str, Any]:
     model = model.float().eval()
     model.set_attn_implementation("eager")
     shapes = set_weights(model)
     vocab_size = model.config.vocab_size
     prompt = np.random.RandomState(0).randint(3, vocab_size, PROMPT_LENGTH).tolist()
-    table = log_probabilities(model, prompt)
-    chosen = [float(table[i, token]) for i, token in enumerate(prompt[1:])]
+    greedy = continue_greedily(model, prompt)
+    tokens = prompt + greedy
+    exact = chosen(log_probabilities(model, tokens), tokens)
+    logprobs = [round(float(value), 6) for value in exact]
+    config = config_json(model.config, model)
+    round_weights(model)
+    error = np.abs(chosen(log_probabilities(model, tokens), tokens) - exact)
     return {
-        "config": config_json(model.config, model),
+        "config": config,
         "tensors": shapes,
         "prompt": prompt,
-        "prompt_logprobs": [round(value, 6) for value in chosen],
-        "greedy": continue_greedily(model, prompt),
+        "prompt_logprobs": logprobs[: len(prompt) - 1],
+        "greedy": greedy,
+        "greedy_logprobs": logprobs[len(prompt) - 1 :],
+        "bfloat16_error": {
+            "mean": round(float(error.mean()), 6),
+            "max": round(float(error.max()), 6),
+        },
     }
 
 
