@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
@@ -28,6 +31,8 @@ from paged.runtime.steps import (
     score,
     update_tables,
 )
+
+logger = logging.getLogger(__name__)
 
 Key = tuple[Any, ...]
 """Names a program: its kind, then what it is specialised for."""
@@ -90,6 +95,10 @@ def _report(program: Compiled) -> Any:
     return report
 
 
+# Tracing and lowering are Python: threads that did both at once would only stand in the way of each
+# other, and of those that compile.
+_lowering = threading.Lock()
+
 Job = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
 """A function, its abstract arguments, and which of them are donated."""
 
@@ -97,10 +106,18 @@ Job = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
 def _compile(shapes: StepShapes, key: Key, job: Job) -> Compiled:
     function, args, donated = job
     fixed = (shapes.model, shapes.cache, shapes.buckets, shapes.max_model_len, shapes.backend)
-    return load_or_compile(
-        (key, fixed, args, donated),
-        lambda: jax.jit(function, donate_argnums=donated).lower(*args).compile(),
-    )
+
+    def make() -> Compiled:
+        with _lowering:
+            started = time.perf_counter()
+            lowered = jax.jit(function, donate_argnums=donated).lower(*args)
+        lower_seconds = time.perf_counter() - started
+        program = lowered.compile()
+        seconds = time.perf_counter() - started
+        logger.debug("%s: %.1f s, %.1f of them to lower it", key, seconds, lower_seconds)
+        return program
+
+    return load_or_compile((key, fixed, args, donated), make)
 
 
 def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:

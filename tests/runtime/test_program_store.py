@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import pytest
 from jax.stages import Compiled
 
-from paged.cache import PagedKVCache
 from paged.runtime.program_store import load_or_compile
+from paged.runtime.steps import SlotState
 
 
 @pytest.fixture
@@ -23,7 +22,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 class Maker:
-    """Compiles `add` for a cache, and counts how often."""
+    """Compiles `add` for slots, and counts how often."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -31,19 +30,19 @@ class Maker:
     def __call__(self) -> Compiled:
         self.calls += 1
 
-        def add(cache: PagedKVCache, x: float) -> tuple[PagedKVCache, None]:
-            return PagedKVCache(tuple(layer + x for layer in cache.layers)), None
+        def add(slots: SlotState) -> tuple[SlotState, None]:
+            return SlotState(slots.page_tables + 1, slots.last_token + 1), None
 
-        return jax.jit(add, donate_argnums=0).lower(zeros(), 1.0).compile()
+        return jax.jit(add, donate_argnums=0).lower(zeros()).compile()
 
 
-def zeros() -> PagedKVCache:
-    return PagedKVCache((jnp.zeros(3), jnp.zeros(2)))
+def zeros() -> SlotState:
+    return SlotState.zeros(3, 2)
 
 
 def ones(program: Compiled) -> bool:
-    cache, nothing = program(zeros(), 1.0)
-    return nothing is None and all(bool((layer == 1).all()) for layer in cache.layers)
+    slots, nothing = program(zeros())
+    return nothing is None and all(bool((leaf == 1).all()) for leaf in jax.tree.leaves(slots))
 
 
 def test_the_same_program_is_made_once(folder: Path) -> None:
