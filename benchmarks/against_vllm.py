@@ -26,7 +26,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -139,11 +139,9 @@ def keep_offline(book: Book, told: dict[str, Any], *, cold: bool) -> None:
 
 def _requests(workload: str) -> list[Request]:
     requests = baseline_requests(workload, None, seed=None, ids=IdRange())
-    cached = SHARED_PREFIX.get(workload, 0)
-    return [
-        Request(each.num_input_tokens, each.num_output_tokens, cached=cached if i else 0)
-        for i, each in enumerate(requests)
-    ]
+    prefix = SHARED_PREFIX.get(workload, 0)
+    first, *others = (Request(each.num_input_tokens, each.num_output_tokens) for each in requests)
+    return [first, *(replace(each, cached=prefix, shared=prefix) for each in others)]
 
 
 @dataclass(frozen=True)

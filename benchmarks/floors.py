@@ -34,11 +34,13 @@ class Request:
         prompt: its tokens.
         outputs: tokens it generates; the first comes of the prompt's step.
         cached: tokens of the prompt that are in pages already.
+        shared: those of them that belong to another request too.
     """
 
     prompt: int
     outputs: int
     cached: int = 0
+    shared: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,9 @@ def _prefill_flop(model: ModelWork, request: Request) -> float:
 
 
 def _decode_pairs(request: Request) -> float:
-    """Cached tokens that the decode steps read, each step counted."""
+    """Tokens in pages that the decode steps read from memory, each step counted.
+
+    Shared ones count for one request alone: of a layer, the card's cache can hold them for others.
+    """
     steps = request.outputs - 1
-    return steps * (request.prompt + (steps + 1) / 2)
+    return steps * (request.prompt - request.shared + (steps + 1) / 2)
