@@ -1,16 +1,15 @@
-"""Whole steps of an 8B model's layers, compiled for an H200 on any machine: nothing is copied."""
+"""Whole steps of an 8B model's layers, compiled for GPUs on any machine: nothing is copied."""
 
 from __future__ import annotations
 
 import functools
 import re
-from types import SimpleNamespace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from paged.attention import default_backend
 from paged.cache import CacheSpec, PagedKVCache
 from paged.models.registry import get_family, model_config
 from paged.models.weights import for_device, param_shapes
@@ -37,7 +36,6 @@ MODEL = model_config(
     }
 )
 BF16 = jnp.dtype(jnp.bfloat16)
-HOPPER: Any = SimpleNamespace(platform="gpu", compute_capability="9.0")
 MEBIBYTE = 2**20
 
 
@@ -54,7 +52,7 @@ def test_a_step_copies_neither_pages_nor_weights(bucket: Bucket, xla_products: b
     params = param_shapes(family.specs(MODEL), BF16)
     program = aot.compile_for_h200(
         functools.partial(forward, shapes=shapes, bucket=bucket),
-        params if xla_products else for_device(params, HOPPER),
+        params if xla_products else for_device(params, aot.H200.device),
         PagedKVCache.shapes(cache),
         jax.eval_shape(shapes.slot_state),
         jax.ShapeDtypeStruct((shapes.layout(bucket).size,), jnp.int32),
@@ -72,3 +70,25 @@ def test_a_step_copies_neither_pages_nor_weights(bucket: Bucket, xla_products: b
     # The widest activations, twice, and what the attention of a few rows takes.
     widest = bucket.num_tokens * 2 * MODEL.intermediate_size * BF16.itemsize
     assert report.temp_size_in_bytes < 2 * widest + 32 * MEBIBYTE
+
+
+@pytest.mark.parametrize("gpu", [aot.A100, aot.L40], ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize("bucket", [Bucket(8, 8, True), Bucket(64, 8, False)], ids=["8", "mixed"])
+def test_a_step_compiles_for_gpus_before_hopper(gpu: aot.Gpu, bucket: Bucket) -> None:
+    cache = CacheSpec(MODEL.num_layers, 99, 16, MODEL.num_kv_heads, MODEL.head_dim, BF16)
+    family = get_family(MODEL.architecture)
+    backend = default_backend(gpu.device)
+    shapes = StepShapes(family, MODEL, cache, Buckets.make(8, 64), 1024, backend)
+    program = aot.compile_for(
+        gpu,
+        functools.partial(forward, shapes=shapes, bucket=bucket),
+        for_device(param_shapes(family.specs(MODEL), BF16), gpu.device),
+        PagedKVCache.shapes(cache),
+        jax.eval_shape(shapes.slot_state),
+        jax.ShapeDtypeStruct((shapes.layout(bucket).size,), jnp.int32),
+        donate=(1, 2),
+    )
+    text = program.as_text()
+    assert text is not None
+    assert "xla.gpu.triton" in text
+    assert "mosaic_gpu" not in text

@@ -6,6 +6,7 @@ masked at both ends, plain between.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -47,7 +48,7 @@ def _prefill(
     scoring: Scoring,
     interpret: bool,
 ) -> jax.Array:
-    spec = spans.make_spec(q, pages, scoring, interpret)
+    spec = _fit(spans.make_spec(q, pages, scoring, interpret), pages)
     cut = Cut.of(
         spec.group,
         pages.kv_heads,
@@ -65,9 +66,20 @@ def _prefill(
         in_specs=jax.tree.map(lambda _: anywhere, inputs),
         out_specs=anywhere,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
-        compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=3),
+        compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=_stages(spec, pages)),
         interpret=interpret,
     )(*inputs)
+
+
+def _fit(spec: Spec, pages: Pages) -> Spec:
+    """Fewer positions of the largest heads: Ada has 99 KiB of shared memory for a program."""
+    span = 16384 // (pl.next_power_of_2(spec.head_dim) * pages.dtype.itemsize)
+    return dataclasses.replace(spec, span=min(spec.span, max(span, 16)))
+
+
+def _stages(spec: Spec, pages: Pages) -> int:
+    """Spans on their way at a time. With a third one of large heads Ada's registers spill."""
+    return 2 if pages.dtype.itemsize == 2 and spec.head_dim > 64 else 3
 
 
 def _kernel(
