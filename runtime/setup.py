@@ -13,12 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paged.attention import default_backend
 from paged.cache import KV_DTYPES, CacheSpec
 from paged.models.config import ModelConfig, resolve_dtype
 from paged.models.loading import ModelSource
 from paged.models.registry import get_family
 from paged.models.weights import for_device, param_bytes, param_shapes
+from paged.runtime.backend import choose_backend, slower_paths
 from paged.runtime.buckets import Buckets
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
@@ -63,11 +63,14 @@ def prepare(
     """
     claim_device_memory(config)
     use_compile_cache(config.compile_cache_dir)
-    shapes, dtype, memory = _divide_memory(config, source.config, jax.devices()[0])
+    device = jax.devices()[0]
+    shapes, dtype, memory = _divide_memory(config, source.config, device)
     logger.info("%s", memory.report())
+    if slower := slower_paths(shapes, dtype, device):
+        logger.warning("Not the fastest way of %s: %s", device.device_kind, "; ".join(slower))
     with _timed(f"Loaded {source.name}"):
         params = source.load(dtype, seed=config.seed, progress=progress)
-        params = for_device(params, jax.devices()[0])
+        params = for_device(params, device)
         jax.block_until_ready(params)
     with _timed("Compiled the steps"):
         runner = StepRunner(shapes, params, progress=progress)
@@ -188,14 +191,13 @@ def _shapes_of_one_sequence(
         head_dim=model.head_dim,
         dtype=kv_dtype(config.kv_cache_dtype, dtype, device),
     )
-    backend = config.attention_backend
     return StepShapes(
         family=get_family(model.architecture),
         model=model,
         cache=cache,
         buckets=Buckets.make(1, 1),
         max_model_len=length,
-        backend=default_backend(device) if backend == "auto" else backend,
+        backend=choose_backend(config.attention_backend, device),
     )
 
 

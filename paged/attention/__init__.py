@@ -30,6 +30,7 @@ __all__ = [
     "Scoring",
     "attention_metadata",
     "default_backend",
+    "left_to_others",
     "paged_attention",
 ]
 
@@ -104,11 +105,30 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
 
 
 def default_backend(device: jax.Device) -> str:
-    """The fastest backend for a device: Mosaic on Hopper, Triton on other NVIDIA GPUs."""
+    """The fastest backend for a device: Mosaic on Hopper, Triton on other NVIDIA GPUs.
+
+    GPUs before Ampere (compute capability 8.0) are left to XLA: Triton compiles for none of them.
+    """
     if device.platform not in ("gpu", "cuda"):
         return "xla"
-    hopper = str(getattr(device, "compute_capability", "")) == "9.0"
-    return "mosaic" if hopper else "triton"
+    capability = float(getattr(device, "compute_capability", 0))
+    return "mosaic" if capability == 9.0 else "triton" if capability >= 8.0 else "xla"
+
+
+def left_to_others(backend: str, q: jax.ShapeDtypeStruct, pages: Pages) -> list[str]:
+    """What of attention a backend leaves to a slower one for such arrays, and why.
+
+    `q` [T, Hq, D]; `pages` holds shapes.
+    """
+    if backend != "mosaic":
+        return []
+    from paged.attention.mosaic import decode, prefill
+
+    if reason := prefill.obstacle(q, pages):
+        return [f"attention runs by triton, not by mosaic: {reason}"]
+    if reason := decode.obstacle(q, pages):
+        return [f"attention of decode steps runs by triton, not by mosaic: {reason}"]
+    return []
 
 
 def paged_attention(

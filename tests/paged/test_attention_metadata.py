@@ -135,7 +135,13 @@ def test_decode_work_is_shared_out_by_length() -> None:
 
 @pytest.mark.parametrize(
     ("platform", "capability", "backend"),
-    [("cpu", None, "xla"), ("gpu", "9.0", "mosaic"), ("gpu", "8.0", "triton")],
+    [
+        ("cpu", None, "xla"),
+        ("gpu", "7.5", "xla"),
+        ("gpu", "8.0", "triton"),
+        ("gpu", "9.0", "mosaic"),
+        ("gpu", "10.0", "triton"),
+    ],
 )
 def test_each_device_gets_its_fastest_backend(
     platform: str, capability: str | None, backend: str

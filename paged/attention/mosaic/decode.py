@@ -72,7 +72,15 @@ def decode_attention(
 
 def supports(q: jax.Array, pages: Pages) -> bool:
     """Whether the kernels take these, and are faster with them than Triton's."""
-    return prefill.supports(q, pages) and q.shape[1] // pages.kv_heads <= _MAX_GROUP
+    return obstacle(q, pages) is None
+
+
+def obstacle(q: jax.Array | jax.ShapeDtypeStruct, pages: Pages) -> str | None:
+    """Why the kernels do not take these, or are slower with them; None if neither."""
+    group = q.shape[1] // pages.kv_heads
+    if group > _MAX_GROUP:
+        return f"it takes up to {_MAX_GROUP} query heads for each key/value head, not {group}"
+    return prefill.obstacle(q, pages)
 
 
 def mosaic_decode(

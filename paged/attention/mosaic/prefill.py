@@ -62,8 +62,19 @@ def prefill_attention(
 
 def supports(q: jax.Array, pages: Pages) -> bool:
     """Whether the copies and products of Hopper take these: 16-bit floats, 128-byte rows."""
-    half = q.dtype == pages.dtype and q.dtype in (jnp.bfloat16, jnp.float16)
-    return half and q.shape[-1] % 64 == 0 and q.shape[-1] <= 256
+    return obstacle(q, pages) is None
+
+
+def obstacle(q: jax.Array | jax.ShapeDtypeStruct, pages: Pages) -> str | None:
+    """Why the kernel does not take these; None if it does."""
+    head_dim = q.shape[-1]
+    if q.dtype not in (jnp.bfloat16, jnp.float16):
+        return f"it takes 16-bit floats, not {q.dtype}"
+    if pages.dtype != q.dtype:
+        return f"its pages are of the model's {q.dtype}, not {pages.dtype}"
+    if head_dim % 64 or head_dim > 256:
+        return f"it takes heads of 64, 128, 192 or 256 elements, not {head_dim}"
+    return None
 
 
 @dataclass(frozen=True)
