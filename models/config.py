@@ -14,12 +14,12 @@ from typing import Any
 import jax.numpy as jnp
 
 from paged.errors import ConfigError
+from paged.models.activations import ACTIVATIONS
 
 # No model has as many of anything, and arithmetic on the device ends here.
 _TOO_MANY, _TOO_LARGE = 2**31, 1e30
 _LONGEST_SHOWN = 60
 
-SUPPORTED_ACTIVATIONS = ("silu",)
 SUPPORTED_DTYPES = {
     "float32": jnp.float32,
     "float": jnp.float32,
@@ -253,10 +253,10 @@ def _shown(value: Any) -> str:
 
 def _refuse_unsupported(data: Mapping[str, Any]) -> None:
     activation = data.get("hidden_act", "silu")
-    if activation not in SUPPORTED_ACTIVATIONS:
+    if activation not in tuple(ACTIVATIONS):
         raise ConfigError(
             f"hidden_act {_shown(activation)} is not supported; supported: "
-            f"{', '.join(SUPPORTED_ACTIVATIONS)}"
+            f"{', '.join(ACTIVATIONS)}"
         )
     quantization = data.get("quantization_config")
     if quantization:

@@ -51,7 +51,7 @@ def layer(
     attended, pages = paged_attention(q, k, v, pages, meta, scoring)
     x = params.out.added_to(x, merge_heads(attended))
     normed = rms_norm(x, params.mlp_norm, config.rms_norm_eps)
-    return params.down.added_to(x, params.gate_up.gated_silu(normed)), pages
+    return params.down.added_to(x, params.gate_up.gated(normed, config.hidden_act)), pages
 
 
 forward = partial(decode, layer)

@@ -22,6 +22,7 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from paged import matmul
+from paged.models.activations import ACTIVATIONS
 
 Init = Literal["normal", "ones", "zeros"]
 
@@ -40,8 +41,11 @@ class Linear(Protocol):
         """`residual` [T, N] plus the product of x [T, K]."""
         ...
 
-    def gated_silu(self, x: jax.Array) -> jax.Array:
-        """silu(gate) * up [T, F] of x [T, K], for a weight of [K, 2, F]: first gate, then up."""
+    def gated(self, x: jax.Array, activation: str) -> jax.Array:
+        """activation(gate) * up [T, F] of x [T, K], for a weight of [K, 2, F]: first gate, then up.
+
+        `activation` is one of `ACTIVATIONS`.
+        """
         ...
 
 
@@ -65,10 +69,10 @@ class Dense:
     def added_to(self, residual: jax.Array, x: jax.Array) -> jax.Array:
         return residual + self(x)
 
-    def gated_silu(self, x: jax.Array) -> jax.Array:
+    def gated(self, x: jax.Array, activation: str) -> jax.Array:
         both = self(x)
         gate, up = both[:, 0].astype(jnp.float32), both[:, 1].astype(jnp.float32)
-        return (jax.nn.silu(gate) * up).astype(both.dtype)
+        return (ACTIVATIONS[activation](gate) * up).astype(both.dtype)
 
 
 @struct.dataclass
@@ -90,10 +94,10 @@ class HopperDense(Dense):
             return Dense.added_to(self, residual, x)
         return matmul.matmul(x, self.kernel, tiling, residual=residual)
 
-    def gated_silu(self, x: jax.Array) -> jax.Array:
-        tiling = _tiling(x, self.kernel)
+    def gated(self, x: jax.Array, activation: str) -> jax.Array:
+        tiling = _tiling(x, self.kernel) if activation == "silu" else None
         if tiling is None or self.bias is not None:
-            return Dense.gated_silu(self, x)
+            return Dense.gated(self, x, activation)
         return matmul.matmul(x, self.kernel, tiling)
 
 

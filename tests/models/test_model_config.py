@@ -120,7 +120,7 @@ def test_qwen3_has_heads_of_128_unless_told():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"hidden_act": "gelu"}, ["'gelu'", "silu"]),
+        ({"hidden_act": "relu2"}, ["'relu2'", "silu", "gelu_pytorch_tanh"]),
         ({"rope_scaling": {"type": "longrope"}}, ["'longrope'", "yarn", "llama3"]),
         ({"rope_scaling": {"type": "linear"}}, ["linear", "factor"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),

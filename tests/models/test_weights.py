@@ -127,7 +127,7 @@ def test_residual_and_gate_follow_the_product() -> None:
         jnp.asarray(residual, F32), jnp.asarray(x, F32)
     )
     np.testing.assert_allclose(added, residual + x @ kernel, rtol=1e-5)
-    gated = Dense(jnp.asarray(both, F32)).gated_silu(jnp.asarray(x, F32))
+    gated = Dense(jnp.asarray(both, F32)).gated(jnp.asarray(x, F32), "silu")
     gate, up = x @ both[:, 0], x @ both[:, 1]
     np.testing.assert_allclose(gated, gate / (1 + np.exp(-gate)) * up, rtol=1e-4)
 
