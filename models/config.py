@@ -15,11 +15,11 @@ import jax.numpy as jnp
 
 from paged.errors import ConfigError
 from paged.models.activations import ACTIVATIONS
+from paged.models.config_values import TOO_MANY, count, flag, number, shown
 
-# No model has as many of anything, and arithmetic on the device ends here.
-_TOO_MANY, _TOO_LARGE = 2**31, 1e30
-_LONGEST_SHOWN = 60
-
+# One thing under the names that families have for it.
+_NORM_EPS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon")
+_LAYER_TYPES = ("sliding_attention", "full_attention")
 SUPPORTED_DTYPES = {
     "float32": jnp.float32,
     "float": jnp.float32,
@@ -82,8 +82,11 @@ class ModelConfig:
         architecture: class name in `architectures`, the key of the family registry.
         windows: per layer, how many positions a token sees (itself included); None sees all.
         rope_scaling: None for plain rotary embedding.
+        norm_eps: what norms add to the mean square, or to the variance.
+        hidden_act: of the MLPs, one of `ACTIVATIONS`.
         dtype: as the checkpoint declares it ("bfloat16", "float16" or "float32").
         bos_token_id, eos_token_ids: as config.json has them, possibly none.
+        extras: the settings that only this family has, as a frozen record of its own.
     """
 
     architecture: str
@@ -98,7 +101,7 @@ class ModelConfig:
     windows: tuple[int | None, ...]
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
-    rms_norm_eps: float = 1e-6
+    norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -106,6 +109,7 @@ class ModelConfig:
     dtype: str = "float32"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    extras: Any = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -146,38 +150,43 @@ class ModelConfig:
         return self.max_position_embeddings
 
 
-def parse_config(data: Mapping[str, Any]) -> ModelConfig:
+def parse_config(data: Mapping[str, Any], extras: Any = None) -> ModelConfig:
     """Build the record from a config.json whose gaps the family's defaults have filled.
+
+    Args:
+        data: the file's content.
+        extras: see `ModelConfig`.
 
     Raises:
         ConfigError: a key is missing, or a value is not supported.
     """
-    _refuse_unsupported(data)
-    num_layers = _count(data, "num_hidden_layers")
-    num_heads = _count(data, "num_attention_heads")
-    hidden_size = _count(data, "hidden_size")
+    _refuse_quantized(data)
+    num_layers = count(data, "num_hidden_layers")
+    num_heads = count(data, "num_attention_heads")
+    hidden_size = count(data, "hidden_size")
     rope = _rope_parameters(data)
     return ModelConfig(
         architecture=architecture_of(data),
-        vocab_size=_count(data, "vocab_size"),
+        vocab_size=count(data, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_count(data, "intermediate_size"),
+        intermediate_size=count(data, "intermediate_size"),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=_count(data, "num_key_value_heads", num_heads),
-        head_dim=_count(data, "head_dim", hidden_size // num_heads),
-        max_position_embeddings=_count(data, "max_position_embeddings"),
+        num_kv_heads=count(data, "num_key_value_heads", num_heads),
+        head_dim=count(data, "head_dim", hidden_size // num_heads),
+        max_position_embeddings=count(data, "max_position_embeddings"),
         windows=_windows(data, num_layers),
-        rope_theta=_number(rope, "rope_theta"),
+        rope_theta=number(rope, "rope_theta"),
         rope_scaling=_rope_scaling(rope, data),
-        rms_norm_eps=_number(data, "rms_norm_eps", 1e-6),
-        tie_word_embeddings=_flag(data, "tie_word_embeddings"),
-        attention_bias=_flag(data, "attention_bias"),
-        mlp_bias=_flag(data, "mlp_bias"),
-        hidden_act=data.get("hidden_act", "silu"),
+        norm_eps=number(data, next(filter(data.__contains__, _NORM_EPS), ""), 1e-6),
+        tie_word_embeddings=flag(data, "tie_word_embeddings"),
+        attention_bias=flag(data, "attention_bias"),
+        mlp_bias=flag(data, "mlp_bias"),
+        hidden_act=_activation(data),
         dtype=_declared_dtype(data),
         bos_token_id=next(iter(token_ids(data.get("bos_token_id"))), None),
         eos_token_ids=token_ids(data.get("eos_token_id")),
+        extras=extras,
     )
 
 
@@ -198,8 +207,8 @@ def token_ids(value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
     ids = value if isinstance(value, list) else [value]
-    if not all(type(each) is int and 0 <= each < _TOO_MANY for each in ids):
-        raise ConfigError(f"a token id of the model must be a whole number, found {_shown(value)}")
+    if not all(type(each) is int and 0 <= each < TOO_MANY for each in ids):
+        raise ConfigError(f"a token id of the model must be a whole number, found {shown(value)}")
     return tuple(ids)
 
 
@@ -221,43 +230,7 @@ def resolve_dtype(name: str, config: ModelConfig, platform: str) -> jnp.dtype:
     return jnp.dtype(SUPPORTED_DTYPES[name])
 
 
-def _count(data: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """A number of things; `default` stands for one that is absent, null or zero."""
-    value = data.get(key) or default
-    if value is None:
-        raise ConfigError(f"the model configuration has no {key!r}")
-    if type(value) is not int or not 0 < value < _TOO_MANY:
-        raise ConfigError(f"{key!r} must be a whole number above 0, found {_shown(value)}")
-    return value
-
-
-def _number(data: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    value = data.get(key, default)
-    if type(value) not in (int, float) or not 0 < value < _TOO_LARGE:
-        raise ConfigError(f"{key!r} must be a number above 0, found {_shown(value)}")
-    return float(value)
-
-
-def _flag(data: Mapping[str, Any], key: str) -> bool:
-    value = data.get(key, False)
-    if not isinstance(value, bool | None):
-        raise ConfigError(f"{key!r} must be true or false, found {_shown(value)}")
-    return bool(value)
-
-
-def _shown(value: Any) -> str:
-    """A value for a message, however long it is."""
-    text = repr(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
-
-
-def _refuse_unsupported(data: Mapping[str, Any]) -> None:
-    activation = data.get("hidden_act", "silu")
-    if activation not in tuple(ACTIVATIONS):
-        raise ConfigError(
-            f"hidden_act {_shown(activation)} is not supported; supported: "
-            f"{', '.join(ACTIVATIONS)}"
-        )
+def _refuse_quantized(data: Mapping[str, Any]) -> None:
     quantization = data.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
@@ -265,6 +238,15 @@ def _refuse_unsupported(data: Mapping[str, Any]) -> None:
             f"quantized checkpoints are not supported (quantization_config has quant_method "
             f"{method!r}); use an unquantized one or a GGUF file"
         )
+
+
+def _activation(data: Mapping[str, Any]) -> str:
+    name = data.get("hidden_activation") or data.get("hidden_act", "silu")
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise ConfigError(
+            f"hidden_act {shown(name)} is not supported; supported: {', '.join(ACTIVATIONS)}"
+        )
+    return name
 
 
 def _declared_dtype(data: Mapping[str, Any]) -> str:
@@ -278,22 +260,34 @@ def _declared_dtype(data: Mapping[str, Any]) -> str:
 
 
 def _windows(data: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
-    """Per-layer windows: `layer_types` decides, else the layers from `max_window_layers` on."""
-    if data.get("sliding_window") is None or not _flag(data, "use_sliding_window"):
+    if data.get("sliding_window") is None or not flag(data, "use_sliding_window"):
         return (None,) * num_layers
-    window = _count(data, "sliding_window")
+    window = count(data, "sliding_window")
+    return tuple(window if windowed else None for windowed in _windowed(data, num_layers))
+
+
+def _windowed(data: Mapping[str, Any], num_layers: int) -> list[bool]:
+    """Which layers have a window: `layer_types` tells, or else one of two older settings."""
     types = data.get("layer_types")
     if isinstance(types, list):
-        return tuple(window if kind == "sliding_attention" else None for kind in types)
-    first = _count(data, "max_window_layers", num_layers) if data.get("max_window_layers") else 0
-    return tuple(window if layer >= first else None for layer in range(num_layers))
+        unknown = [kind for kind in types if kind not in _LAYER_TYPES]
+        if unknown:
+            raise ConfigError(
+                f"layer_types has {shown(unknown[0])}; supported: {', '.join(_LAYER_TYPES)}"
+            )
+        return [kind == "sliding_attention" for kind in types]
+    if data.get("sliding_window_pattern"):
+        pattern = count(data, "sliding_window_pattern")
+        return [(layer + 1) % pattern != 0 for layer in range(num_layers)]
+    first = count(data, "max_window_layers", num_layers) if data.get("max_window_layers") else 0
+    return [layer >= first for layer in range(num_layers)]
 
 
 def _rope_parameters(data: Mapping[str, Any]) -> dict[str, Any]:
     """One dict of rotary settings, with its type and base, from either way of writing them."""
     given = data.get("rope_parameters") or data.get("rope_scaling") or {}
     if not isinstance(given, dict):
-        raise ConfigError(f"the rope settings must be an object, found {_shown(given)}")
+        raise ConfigError(f"the rope settings must be an object, found {shown(given)}")
     rope = dict(given)
     rope.setdefault("rope_theta", data.get("rope_theta") or 10000.0)
     rope.setdefault("rope_type", rope.get("type") or "default")
@@ -308,21 +302,21 @@ def _rope_scaling(rope: Mapping[str, Any], data: Mapping[str, Any]) -> RopeScali
         return None
     if not isinstance(kind, str) or kind not in _ROPE_KEYS:
         raise ConfigError(
-            f"rope type {_shown(kind)} is not supported; supported: "
+            f"rope type {shown(kind)} is not supported; supported: "
             f"{', '.join(SUPPORTED_ROPE_TYPES)}"
         )
     missing = [key for key in _ROPE_KEYS[kind] if rope.get(key) is None]
     if missing:
         raise ConfigError(f"rope type {kind!r} needs {', '.join(missing)}")
-    given = {key: _number(rope, key) for key in _ROPE_NUMBERS if rope.get(key) is not None}
+    given = {key: number(rope, key) for key in _ROPE_NUMBERS if rope.get(key) is not None}
     if kind == "llama3" and given["high_freq_factor"] <= given["low_freq_factor"]:
         raise ConfigError("rope type 'llama3' needs a high_freq_factor above its low_freq_factor")
-    longest = _count(data, "max_position_embeddings")
-    original = _count(rope, "original_max_position_embeddings", longest)
+    longest = count(data, "max_position_embeddings")
+    original = count(rope, "original_max_position_embeddings", longest)
     return RopeScaling(
         kind=kind,
-        original_max_position=_count(data, "original_max_position_embeddings", original),
-        truncate=_flag({"truncate": True, **rope}, "truncate"),
+        original_max_position=count(data, "original_max_position_embeddings", original),
+        truncate=flag({"truncate": True, **rope}, "truncate"),
         divisors=_divisors(rope),
         **given,
     )
@@ -331,5 +325,5 @@ def _rope_scaling(rope: Mapping[str, Any], data: Mapping[str, Any]) -> RopeScali
 def _divisors(rope: Mapping[str, Any]) -> tuple[float, ...]:
     divisors = rope.get("divisors", ())
     if not isinstance(divisors, list | tuple):
-        raise ConfigError(f"'divisors' must be a list of numbers, found {_shown(divisors)}")
-    return tuple(_number({"divisors": each}, "divisors") for each in divisors)
+        raise ConfigError(f"'divisors' must be a list of numbers, found {shown(divisors)}")
+    return tuple(number({"divisors": each}, "divisors") for each in divisors)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -61,7 +61,7 @@ class Layer(Protocol):
         params: Any,
         x: jax.Array,
         pages: Pages,
-        angles: Rotation,
+        angles: Rotation | None,
         meta: AttentionMetadata,
         *,
         config: ModelConfig,
@@ -172,21 +172,40 @@ def decode(
     cache: PagedKVCache,
     meta: AttentionMetadata,
 ) -> tuple[jax.Array, PagedKVCache]:
-    """Run tokens [T] int32 through all layers.
-
-    A Python loop over separate arrays: a scan would copy each layer's weights at every step. The
-    layer is jitted by its family, so that it is traced once for all layers with the same window.
+    """Run tokens [T] int32 through a decoder of the plain kind.
 
     Returns:
         (hidden states after the final norm [T, D], cache with this step's keys and values).
     """
     x = params.embedding.lookup(tokens)
-    angles = rotation(config, meta.positions)
+    angles = [rotation(config, meta.positions)] * config.num_layers
+    x, cache = run_layers(layer, params, config, x, angles, cache, meta)
+    return rms_norm(x, params.final_norm, config.norm_eps), cache
+
+
+def run_layers(
+    layer: Layer,
+    params: DecoderParams,
+    config: ModelConfig,
+    x: jax.Array,
+    angles: Sequence[Rotation | None],
+    cache: PagedKVCache,
+    meta: AttentionMetadata,
+) -> tuple[jax.Array, PagedKVCache]:
+    """Run x [T, D] through all layers, each with its `angles` (None: it rotates nothing).
+
+    A Python loop over separate arrays: a scan would copy each layer's weights at every step. The
+    layer is jitted by its family, so that it is traced once for all layers of a kind.
+
+    Returns:
+        (x [T, D], cache with this step's keys and values).
+    """
+    each = zip(params.layers, cache.layers, angles, config.windows, strict=True)
     layers = []
-    for weights, pages, window in zip(params.layers, cache.layers, config.windows, strict=True):
-        x, pages = layer(weights, x, pages, angles, meta, config=config, window=window)
+    for weights, pages, turn, window in each:
+        x, pages = layer(weights, x, pages, turn, meta, config=config, window=window)
         layers.append(pages)
-    return rms_norm(x, params.final_norm, config.rms_norm_eps), PagedKVCache(tuple(layers))
+    return x, PagedKVCache(tuple(layers))
 
 
 def logits(params: DecoderParams, config: ModelConfig, hidden: jax.Array) -> jax.Array:

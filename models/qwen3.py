@@ -63,21 +63,21 @@ def layer(
     params: Qwen3LayerParams,
     x: jax.Array,
     pages: Pages,
-    angles: Rotation,
+    angles: Rotation | None,
     meta: AttentionMetadata,
     *,
     config: ModelConfig,
     window: int | None,
 ) -> tuple[jax.Array, Pages]:
     """See `paged.models.layers.Layer`."""
-    normed = rms_norm(x, params.attention_norm, config.rms_norm_eps)
+    normed = rms_norm(x, params.attention_norm, config.norm_eps)
     q, k, v = split_qkv(params.qkv(normed))
-    q = rotate(rms_norm(q, params.q_norm, config.rms_norm_eps), angles)
-    k = rotate(rms_norm(k, params.k_norm, config.rms_norm_eps), angles)
+    q = rotate(rms_norm(q, params.q_norm, config.norm_eps), angles)
+    k = rotate(rms_norm(k, params.k_norm, config.norm_eps), angles)
     scoring = Scoring(config.head_dim**-0.5, window)
     attended, pages = paged_attention(q, k, v, pages, meta, scoring)
     x = params.out.added_to(x, merge_heads(attended))
-    normed = rms_norm(x, params.mlp_norm, config.rms_norm_eps)
+    normed = rms_norm(x, params.mlp_norm, config.norm_eps)
     return params.down.added_to(x, params.gate_up.gated(normed, config.hidden_act)), pages
 
 

@@ -31,12 +31,14 @@ class Family:
         forward: (params, config, tokens [T] int32, cache, meta) to (hidden [T, D] after the final
             norm, cache).
         logits: (params, config, hidden [R, D]) to [R, V] float32.
+        configure: config.json, its gaps filled by `defaults`, to the configuration.
     """
 
     defaults: Mapping[str, Any]
     specs: Callable[[ModelConfig], DecoderParams]
     forward: Forward
     logits: Callable[[DecoderParams, ModelConfig, jax.Array], jax.Array]
+    configure: Callable[[Mapping[str, Any]], ModelConfig] = parse_config
 
 
 FAMILIES: dict[str, Family] = {
@@ -63,4 +65,4 @@ def get_family(architecture: str) -> Family:
 def model_config(data: Mapping[str, Any]) -> ModelConfig:
     """The configuration of a model from its config.json."""
     family = get_family(architecture_of(data))
-    return parse_config({**family.defaults, **data})
+    return family.configure({**family.defaults, **data})

@@ -30,8 +30,10 @@ def rotation(config: ModelConfig, positions: jax.Array) -> Rotation:
     return Rotation(jnp.cos(angles) * factor, jnp.sin(angles) * factor)
 
 
-def rotate(x: jax.Array, angles: Rotation) -> jax.Array:
-    """Turn heads x [T, H, E]: element i pairs with element i + E / 2."""
+def rotate(x: jax.Array, angles: Rotation | None) -> jax.Array:
+    """Turn heads x [T, H, E]: element i pairs with element i + E / 2. None leaves them."""
+    if angles is None:
+        return x
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = angles.cos[:, None], angles.sin[:, None]
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -32,7 +32,7 @@ def test_gaps_have_the_usual_meaning():
     config = parse()
     assert (config.num_kv_heads, config.head_dim, config.group_size) == (4, 16, 1)
     assert (config.rope_theta, config.rope_scaling) == (10000.0, None)
-    assert (config.rms_norm_eps, config.dtype) == (1e-6, "float32")
+    assert (config.norm_eps, config.dtype) == (1e-6, "float32")
     assert config.windows == (None, None, None)
     assert not config.tie_word_embeddings
     assert config.eos_token_ids == ()
