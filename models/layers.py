@@ -53,6 +53,9 @@ class DecoderParams:
     head: Linear | None
 
 
+NormSpec = Callable[[str, int], Any]
+
+
 class Layer(Protocol):
     """One layer: x [T, D] and the layer's pages in, the same out. `config`, `window` static."""
 
@@ -72,6 +75,11 @@ class Layer(Protocol):
 def norm(name: str, size: int) -> Any:
     """Description of a norm's weight."""
     return vector(f"{name}.weight", size, "ones")
+
+
+def offset_norm(name: str, size: int) -> Any:
+    """Description of the weight of a norm that scales by one more than it (`offset_rms_norm`)."""
+    return vector(f"{name}.weight", size, "zeros")
 
 
 def qkv_projection(prefix: str, config: ModelConfig, *, bias: bool) -> Dense:
@@ -112,6 +120,7 @@ def layer_specs(
     config: ModelConfig,
     index: int,
     *,
+    norm: NormSpec = norm,
     qkv_bias: bool = False,
     out_bias: bool = False,
     mlp_bias: bool = False,
@@ -120,6 +129,7 @@ def layer_specs(
 
     Args:
         index: of the layer, from 0.
+        norm: describes a norm of a name and size.
         qkv_bias, out_bias, mlp_bias: which projections add a bias.
     """
     prefix = f"model.layers.{index}"
@@ -133,8 +143,10 @@ def layer_specs(
     )
 
 
-def decoder_specs(config: ModelConfig, layer: Callable[[int], Any]) -> DecoderParams:
-    """Description of a decoder; `layer` describes the layer of an index."""
+def decoder_specs(
+    config: ModelConfig, layer: Callable[[int], Any], *, norm: NormSpec = norm
+) -> DecoderParams:
+    """Description of a decoder: `layer` describes the layer of an index, `norm` the final norm."""
     vocab_size, hidden_size = config.vocab_size, config.hidden_size
     head = linear("lm_head", hidden_size, vocab_size, axes=(None, "vocab"))
     return DecoderParams(
@@ -150,6 +162,11 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     wide = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
     return (wide * scale * weight.astype(jnp.float32)).astype(x.dtype)
+
+
+def offset_rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """`rms_norm` by 1 + `weight` [D], which is worked out in float32 (Gemma, whatever its size)."""
+    return rms_norm(x, 1 + weight.astype(jnp.float32), eps)
 
 
 def split_qkv(qkv: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -11,7 +11,7 @@ import jax
 from paged.attention import AttentionMetadata
 from paged.cache import PagedKVCache
 from paged.errors import ConfigError
-from paged.models import llama, mistral, qwen2, qwen3
+from paged.models import gemma, llama, mistral, qwen2, qwen3
 from paged.models.config import ModelConfig, architecture_of, parse_config
 from paged.models.layers import DecoderParams, logits
 
@@ -42,6 +42,7 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
+    "GemmaForCausalLM": Family(gemma.DEFAULTS, gemma.specs, gemma.forward, logits, gemma.configure),
     "LlamaForCausalLM": Family(llama.DEFAULTS, llama.specs, llama.forward, logits),
     "MistralForCausalLM": Family(mistral.DEFAULTS, mistral.specs, mistral.forward, logits),
     "Qwen2ForCausalLM": Family(qwen2.DEFAULTS, qwen2.specs, qwen2.forward, logits),

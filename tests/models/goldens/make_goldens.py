@@ -2,7 +2,7 @@
 
 Needs Python 3.11 or later, torch and transformers 5 (a CPU does). Run it from the root folder:
 
-    python -m tests.models.goldens.make_goldens
+    python -m tests.models.goldens.make_goldens [name ...]
 
 Each file holds a model's config.json, the names and shapes of its tensors (their values come from
 `tiny_weights.py`), a prompt, the log-probability of each of its tokens given those before, the
@@ -13,12 +13,15 @@ all these tokens are off (mean and maximum) if it computes in bfloat16.
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch  # type: ignore[import-not-found]
 from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -50,6 +53,15 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+# Sizes that divide each other as little as they may.
+ODD: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 72,
+    "intermediate_size": 100,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 20,
+}
 # Sizes that the kernels for Hopper take: heads of 64 elements, and weights worth their while.
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64}
 
@@ -68,6 +80,10 @@ def qwen2(**changes: Any) -> PreTrainedModel:
 
 def qwen3(**changes: Any) -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(**SIZES | {"head_dim": 32} | changes))
+
+
+def gemma(**changes: Any) -> PreTrainedModel:
+    return GemmaForCausalLM(GemmaConfig(**SIZES | ODD | changes))
 
 
 def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
@@ -101,6 +117,8 @@ def models() -> dict[str, PreTrainedModel]:
         "qwen2_window": qwen2(**window),
         "qwen3": qwen3(),
         "qwen3_bias_tied": qwen3(attention_bias=True, tie_word_embeddings=True),
+        "gemma": gemma(),
+        "gemma_bias_untied": gemma(attention_bias=True, tie_word_embeddings=False),
     }
 
 
@@ -175,9 +193,9 @@ def golden(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def main() -> None:
-    folder = Path(__file__).parent
-    for name, model in models().items():
-        text = json.dumps(golden(model), indent=1)
+    folder, known = Path(__file__).parent, models()
+    for name in sys.argv[1:] or known:
+        text = json.dumps(golden(known[name]), indent=1)
         (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
 
