@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import lax
 
 DROPPED = 2**30
 """Write indices from here on are beyond any page: what is written there is dropped."""
@@ -32,13 +33,11 @@ KV_DTYPES = {
 }
 """Element types of pages, by the name that users give them."""
 
-SCALE_DTYPE = jnp.dtype(jnp.bfloat16)
+WORD = jnp.dtype(jnp.uint16)
+"""What holds two values of 8 bits."""
 
-
-def _held_as(dtype: jnp.dtype) -> jnp.dtype:
-    """The type of arrays that hold values of `dtype` (see `Pages`)."""
-    bits = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 1
-    return jnp.dtype(jnp.uint8) if bits else dtype
+SCALES = jnp.dtype(jnp.uint32)
+"""What holds the scales of a key head and of its value head, both bfloat16, the key's first."""
 
 
 def has_scales(dtype: jnp.dtype) -> bool:
@@ -67,30 +66,27 @@ class CacheSpec:
     dtype: jnp.dtype
 
     @property
-    def layer_shape(self) -> tuple[int, int, int, int]:
-        """[num_pages, page_size, 2 * num_kv_heads, head_dim]: key heads first, then value heads."""
-        return (self.num_pages, self.page_size, 2 * self.num_kv_heads, self.head_dim)
-
-    @property
     def bytes_per_page(self) -> int:
         """Bytes one page takes over all layers, scales included."""
-        bytes_per_head = self.head_dim * jnp.dtype(self.dtype).itemsize
+        bytes_per_pair = 2 * self.head_dim * self.dtype.itemsize
         if has_scales(self.dtype):
-            bytes_per_head += SCALE_DTYPE.itemsize
-        return self.num_layers * self.page_size * 2 * self.num_kv_heads * bytes_per_head
+            bytes_per_pair += SCALES.itemsize
+        return self.num_layers * self.page_size * self.num_kv_heads * bytes_per_pair
 
 
 @struct.dataclass
 class Pages:
     """The pages of one layer.
 
-    Floats of 8 bits are held as integers of the same bits: where hardware has no such floats, XLA
-    does all with them in wider ones, and would copy a whole cache to write a token.
+    Values of 8 bits are held in pairs, as a WORD. Tensor cores take no fewer than 16 bits from
+    where a kernel has copied values; and where hardware has no floats of 8 bits, XLA does all with
+    them in wider ones, and would copy a whole cache to write a token.
 
     Attributes:
-        values: [num_pages, page_size, 2 * Hkv, D]: the key heads of a token, then its value heads.
-        scales: [num_pages, page_size, 2 * Hkv] in SCALE_DTYPE, by which each head's values are to
-            be multiplied; None where they stand for themselves.
+        values: [num_pages, page_size, 2 * Hkv, D], or [.., D / 2] of words: the key heads of a
+            token, then its value heads.
+        scales: [num_pages, page_size, Hkv] of SCALES, by which the values of heads are to be
+            multiplied; None where they stand for themselves.
         dtype: what the values are (static).
     """
 
@@ -105,9 +101,12 @@ class Pages:
     @classmethod
     def zeros(cls, spec: CacheSpec) -> Pages:
         """Allocate the pages of a layer, zeroed."""
-        shape = spec.layer_shape
-        scales = jnp.zeros(shape[:-1], SCALE_DTYPE) if has_scales(spec.dtype) else None
-        return cls(jnp.zeros(shape, _held_as(spec.dtype)), scales, spec.dtype)
+        rows = spec.num_pages, spec.page_size
+        words = spec.dtype.itemsize == 1
+        size = spec.head_dim // 2 if words else spec.head_dim
+        values = jnp.zeros((*rows, 2 * spec.num_kv_heads, size), WORD if words else spec.dtype)
+        scales = jnp.zeros((*rows, spec.num_kv_heads), SCALES) if has_scales(spec.dtype) else None
+        return cls(values, scales, spec.dtype)
 
 
 @struct.dataclass
@@ -150,19 +149,26 @@ def write_kv(pages: Pages, k: jax.Array, v: jax.Array, write_index: jax.Array) -
 
 
 def as_stored(kv: jax.Array, dtype: jnp.dtype) -> Pages:
-    """Keys or values [..., D] as pages of `dtype` hold them: values [..., D], scales [...]."""
-    if not has_scales(dtype):
-        if kv.dtype != dtype:
-            limit = float(jnp.finfo(dtype).max)
-            kv = jnp.clip(kv, -limit, limit)
-        return Pages(kv.astype(dtype).view(_held_as(dtype)), None, dtype)
+    """Heads of keys and of values [..., 2 * Hkv, D] as pages of `dtype` hold them."""
+    scales = None
+    if has_scales(dtype):
+        kv, scales = _to_integers(kv, dtype)
+    elif kv.dtype != dtype:
+        limit = float(jnp.finfo(dtype).max)
+        kv = jnp.clip(kv, -limit, limit).astype(dtype)
+    return Pages(kv.view(WORD) if dtype.itemsize == 1 else kv, scales, dtype)
+
+
+def _to_integers(kv: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+    """Heads [..., 2 * Hkv, D] as integers of `dtype`, and their scales [..., Hkv]."""
     wide = kv.astype(jnp.float32)
     largest = int(jnp.iinfo(dtype).max)
     # Rounding the scale first costs no precision: values are rounded to multiples of what is kept.
-    scales = (jnp.abs(wide).max(axis=-1) / largest).astype(SCALE_DTYPE)
+    scales = (jnp.abs(wide).max(axis=-1) / largest).astype(jnp.bfloat16)
     steps = wide / jnp.where(scales > 0, scales, 1).astype(jnp.float32)[..., None]
+    pairs = jnp.stack(jnp.split(scales, 2, axis=-1), axis=-1)
     values = jnp.clip(jnp.round(steps), -largest, largest).astype(dtype)
-    return Pages(values, scales, dtype)
+    return values, lax.bitcast_convert_type(pairs, SCALES)
 
 
 def copy_pages(cache: PagedKVCache, source: jax.Array, target: jax.Array) -> PagedKVCache:

@@ -90,7 +90,7 @@ def prefill_attention(
 
 
 def _gather_span(pages: Pages, tables: jax.Array, span: jax.Array) -> Pages:
-    """What each table [R, P] holds at positions span * SPAN onwards: values [R, 2 * Hkv, SPAN, D].
+    """What each table [R, P] holds at SPAN positions from span * SPAN, heads ahead of positions.
 
     Whole pages are taken, and heads are brought ahead of positions here: XLA's CPU products over
     strided operands are several times slower than the copy. Page sizes divide SPAN.
@@ -132,7 +132,7 @@ def _attend(
         position: [R, Q] int32 position of each query; a negative one sees nothing.
     """
     out, maximum, total = running
-    k, v = jnp.split(_unpacked(kv), 2, axis=1)
+    k, v = _unpacked(kv)
     scores = jnp.einsum("rhgqd,rhsd->rhgqs", queries, k, preferred_element_type=jnp.float32)
     scores *= scoring.scale
     if scoring.soft_cap is not None:
@@ -158,11 +158,15 @@ def _attend(
     )
 
 
-def _unpacked(kv: Pages) -> jax.Array:
-    """Keys and values as they are to be multiplied, those of 8 bits in float32."""
+def _unpacked(kv: Pages) -> tuple[jax.Array, jax.Array]:
+    """Keys and values [R, Hkv, SPAN, D] for products, those of 8 bits in float32."""
     values = kv.values.view(kv.dtype)
     values = values.astype(jnp.float32) if kv.dtype.itemsize == 1 else values
-    return values if kv.scales is None else values * kv.scales.astype(jnp.float32)[..., None]
+    k, v = jnp.split(values, 2, axis=1)
+    if kv.scales is None:
+        return k, v
+    scales = lax.bitcast_convert_type(kv.scales, jnp.bfloat16).astype(jnp.float32)
+    return k * scales[..., :1], v * scales[..., 1:]
 
 
 def _finish(running: Running) -> jax.Array:

@@ -161,14 +161,17 @@ def meant(kv: Pages) -> Array:
     """The numbers that stored keys and values stand for, float64."""
     values: Array = np.asarray(kv.values).view(kv.dtype).astype(np.float64)
     if kv.scales is not None:
-        values *= np.asarray(kv.scales, np.float64)[..., None]
+        pairs = np.asarray(kv.scales)[..., None].view(jnp.bfloat16).astype(np.float64)
+        values *= np.concatenate([pairs[..., :1], pairs[..., 1:]], axis=-2)
     return values
 
 
 def poisoned_pages(shape: Shape) -> Pages:
     """Pages of nothing but NaN, NumPy arrays."""
     pages = jax.tree.map(np.array, Pages.zeros(shape.spec))
-    (pages.values.view(pages.dtype) if pages.scales is None else pages.scales)[...] = np.nan
+    # Scales are two of bfloat16.
+    scales = None if pages.scales is None else pages.scales.view(jnp.bfloat16)
+    (pages.values.view(pages.dtype) if scales is None else scales)[...] = np.nan
     return pages
 
 

@@ -124,3 +124,18 @@ def test_every_shape_compiles_without_spilling(
         soft_cap=soft_cap,
     )
     compiled(shape)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2", "int8"])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("group", [1, 4, 7, 16, 24])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_every_shape_over_pages_of_8_bits_compiles_without_spilling(
+    kv_dtype: str, head_dim: int, group: int, dtype: str
+) -> None:
+    shape = dataclasses.replace(
+        MIXED, heads=2 * group, kv_heads=2, head_dim=head_dim, dtype=dtype, kv_dtype=kv_dtype
+    )
+    compiled(shape)
+    compiled(dataclasses.replace(shape, window=1000, soft_cap=50.0, sinks=True))

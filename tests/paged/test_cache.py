@@ -33,7 +33,8 @@ def spec_of(dtype: str) -> CacheSpec:
 
 
 def random_pages(spec: CacheSpec, seed: int = 0) -> Pages:
-    return as_stored(jax.random.normal(jax.random.key(seed), spec.layer_shape), spec.dtype)
+    shape = spec.num_pages, spec.page_size, 2 * spec.num_kv_heads, spec.head_dim
+    return as_stored(jax.random.normal(jax.random.key(seed), shape), spec.dtype)
 
 
 def random_tokens(spec: CacheSpec, count: int) -> tuple[jax.Array, jax.Array]:
@@ -104,12 +105,14 @@ def test_floats_of_8_bits_are_rounded_and_saturate(dtype: str, limit: int) -> No
 
 def test_integers_of_8_bits_err_by_half_a_step_of_their_head() -> None:
     """Whatever the size of a head's elements, and though scales are of 8 significant bits."""
-    kv = jax.random.normal(jax.random.key(0), (4096, 2, 64))
-    kv *= 10.0 ** jax.random.randint(jax.random.key(1), (4096, 2, 1), -9, 9)
+    kv = jax.random.normal(jax.random.key(0), (4096, 6, 64))
+    kv *= 10.0 ** jax.random.randint(jax.random.key(1), (4096, 6, 1), -9, 9)
     stored = as_stored(kv.at[0, 0].set(0), KV_DTYPES["int8"])
     assert stored.scales is not None
-    scales = np.asarray(stored.scales, np.float64)[..., None]
+    pairs = np.asarray(stored.scales)[..., None].view(jnp.bfloat16).astype(np.float64)
+    scales = np.concatenate([pairs[..., :1], pairs[..., 1:]], axis=1)
     exact = np.asarray(kv.at[0, 0].set(0), np.float64)
-    assert np.all(np.abs(stored.values * scales - exact) <= 0.5001 * scales)
+    values = np.asarray(stored.values).view(stored.dtype)
+    assert np.all(np.abs(values * scales - exact) <= 0.5001 * scales)
     steps = np.abs(exact).max(axis=-1, keepdims=True)[1:] / scales[1:]
     assert np.all(np.abs(steps - 127) < 0.5)

@@ -163,13 +163,11 @@ def _part_kernel(
     head, first_member = spans.head_of(pl.program_id(0), _MEMBERS, spec)
     member = first_member + jnp.arange(_MEMBERS)
     heads = head * spec.group + member
-    columns, exist = spec.columns()
-    mask = (member < spec.group)[:, None] & exist[None, :]
+    exist = member < spec.group
 
     @pl.when(begin < end)
     def _() -> None:
-        q = plgpu.load(q_ref.at[row, heads[:, None], columns[None, :]], mask=mask, other=0.0)
-        q = q.astype(spec.key_dtype)
+        q = spans.load_queries(q_ref, (row, heads), exist, spec)
         slot = slots_ref[row]
 
         def step(i: jax.Array, running: spans.Running) -> spans.Running:
@@ -181,16 +179,15 @@ def _part_kernel(
         sink = None
         if sinks_ref is not None:
             # Each part counts its share of the sink, so that all together count it once.
-            sink = plgpu.load(sinks_ref.at[heads], mask=member < spec.group, other=0.0)
+            sink = plgpu.load(sinks_ref.at[heads], mask=exist, other=0.0)
             sink = sink * spans.LOG2_E - jnp.log2(parts.astype(jnp.float32))
         running = spans.start(_MEMBERS, sink, spec)
         running = lax.fori_loop(0, pl.cdiv(end - begin, spec.span), step, running)
         out, log_sum = spans.finish(running)
         several = parts > 1
-        place = heads[:, None], columns[None, :]
-        plgpu.store(out_ref.at[row, *place], out.astype(out_ref.dtype), mask=mask & ~several)
-        plgpu.store(parts_ref.at[item, *place], out, mask=mask & several)
-        plgpu.store(log_sums_ref.at[item, heads], log_sum, mask=(member < spec.group) & several)
+        spans.store_output(out_ref, (row, heads), out, exist & ~several, spec)
+        spans.store_output(parts_ref, (item, heads), out, exist & several, spec)
+        plgpu.store(log_sums_ref.at[item, heads], log_sum, mask=exist & several)
 
 
 def _merge_kernel(
@@ -210,7 +207,8 @@ def _merge_kernel(
     del finished_ref
     head, merge = pl.program_id(0), pl.program_id(1)
     row, first, num_parts = (merges_ref[merge, field] for field in range(3))
-    columns, exist = spec.columns()
+    columns = jnp.arange(pl.next_power_of_2(spec.head_dim))
+    exist = columns < spec.head_dim
 
     @pl.when(num_parts > 1)
     def _() -> None:

@@ -128,11 +128,10 @@ def _attend(
     """Attention of one piece; its query r is token r // members with member r % members."""
     token, member = divide(jnp.arange(cut.tokens * cut.members), cut.members)
     member = piece.first_member + member
-    columns, exist = spec.columns()
     heads = piece.head * spec.group + member
-    place = (piece.token + token)[:, None], heads[:, None], columns[None, :]
-    mask = ((token < piece.num_tokens) & (member < spec.group))[:, None] & exist[None, :]
-    q = plgpu.load(q_ref.at[place], mask=mask, other=0.0).astype(spec.key_dtype)
+    place = piece.token + token, heads
+    exist = (token < piece.num_tokens) & (member < spec.group)
+    q = spans.load_queries(q_ref, place, exist, spec)
     own = jnp.minimum(piece.first + token, piece.last)
     window = spec.scoring.window
 
@@ -154,4 +153,4 @@ def _attend(
         body = functools.partial(visit, whole=stretch.whole)
         running = lax.fori_loop(stretch.since, stretch.until, body, running)
     out, _ = spans.finish(running)
-    plgpu.store(out_ref.at[place], out.astype(out_ref.dtype), mask=mask)
+    spans.store_output(out_ref, place, out, exist, spec)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,31 +25,39 @@ from jax.experimental.pallas import triton as plgpu
 
 from paged.attention.pieces import Ref
 from paged.attention.scoring import Scoring
+from paged.attention.triton.unpack import product_dtype, unpack
 from paged.cache import Pages
 
-F16, BF16 = jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16)
 LOG2_E = math.log2(math.e)
 # A masked score, and where running maxima start: far below any real one, far above a masked one, so
 # that masked scores weigh nothing even where nothing else has been seen.
 MASKED, LOWEST = -1e30, -1e20
 
 
+# A head of D elements, cut into lanes: all of them in one, or the even and the odd elements, which
+# are the first and the second values of the words that pages of 8 bits hold.
+Lanes = tuple[jax.Array, ...]
+
+
 class KeysAndValues(NamedTuple):
     """One span of one head.
 
     Attributes:
-        k, v: [span, D] in the dtypes of their products, zero where not readable.
+        k, v: by lane [span, D / lanes], zero where not readable.
         k_scale, v_scale: [span] float32, see `paged.cache.Pages`; None where there are none.
     """
 
-    k: jax.Array
-    v: jax.Array
+    k: Lanes
+    v: Lanes
     k_scale: jax.Array | None
     v_scale: jax.Array | None
 
 
-# Output [M, D], maximum [M] and sum [M] of the softmax so far, float32; maxima in powers of two.
-Running = tuple[jax.Array, jax.Array, jax.Array]
+# Row, a scalar or [M], and head [M] of queries or of their output.
+Place = tuple[jax.Array, jax.Array]
+# Output by lane [M, D / lanes], maximum [M] and sum [M] of the softmax so far, float32; maxima in
+# powers of two.
+Running = tuple[Lanes, jax.Array, jax.Array]
 
 
 @dataclass(frozen=True)
@@ -62,8 +71,9 @@ class Spec:
         span: positions read at a time, a power of two.
         max_queries: rows (tokens times heads) of a tile of queries, a power of two.
         scoring: see there.
-        key_dtype, value_dtype, precision: of the operands of products with keys and with values.
-            Their sums are float32.
+        lanes: how many a head is cut into.
+        dtype, precision: of the operands of products, whose sums are float32.
+        interpret: whether Pallas' interpreter runs the kernel.
     """
 
     group: int
@@ -72,14 +82,20 @@ class Spec:
     span: int
     max_queries: int
     scoring: Scoring
-    key_dtype: jnp.dtype
-    value_dtype: jnp.dtype
+    lanes: int
+    dtype: jnp.dtype
     precision: lax.PrecisionLike
+    interpret: bool
 
-    def columns(self) -> tuple[jax.Array, jax.Array]:
-        """Element indices of a head padded to a power of two, and which of them exist."""
-        columns = jnp.arange(pl.next_power_of_2(self.head_dim))
-        return columns, columns < self.head_dim
+    @property
+    def lane_size(self) -> int:
+        """Elements of a lane, padded to a power of two."""
+        return pl.next_power_of_2(self.head_dim // self.lanes)
+
+    def columns(self) -> list[tuple[jax.Array, jax.Array]]:
+        """For each lane, the indices of its elements within a head, and which of them exist."""
+        indices = (lane + self.lanes * jnp.arange(self.lane_size) for lane in range(self.lanes))
+        return [(columns, columns < self.head_dim) for columns in indices]
 
 
 def for_platform(attention: Callable[..., jax.Array], *operands: Any) -> jax.Array:
@@ -99,35 +115,28 @@ def make_spec(q: jax.Array, pages: Pages, scoring: Scoring, interpret: bool) -> 
     """The constants of a kernel for queries [.., Hq, D] over pages (see `load_span`).
 
     Tiles are as large as they are fast without spilling registers: products of float32 keep their
-    precision through three products of its parts, and want four times the registers.
+    precision through three products of its parts, and want four times the registers. Values of 8
+    bits want some to be taken apart.
     """
-    _, page_size, heads, head_dim = pages.values.shape
-    wide = q.dtype.itemsize > 2
+    head_dim, page_size = q.shape[-1], pages.values.shape[1]
+    narrow, wide = pages.dtype.itemsize == 1, q.dtype.itemsize > 2
     # Tensor cores take no fewer than 16 rows.
     rows = max((2048 if wide else 16384) // pl.next_power_of_2(head_dim), 16)
-    key_dtype, value_dtype = _product_dtypes(q.dtype, pages.dtype)
+    queries = min(rows, 32 if wide else 128)
     # The interpreter leaves products to XLA, which knows no such algorithm on a CPU.
     split = lax.Precision.HIGHEST if interpret else lax.DotAlgorithmPreset.TF32_TF32_F32_X3
     return Spec(
-        group=q.shape[1] // (heads // 2),
+        group=q.shape[1] // pages.kv_heads,
         head_dim=head_dim,
         page_size=page_size,
         span=min(rows, 32 if wide else 64),
-        max_queries=min(rows, 32 if wide else 128),
+        max_queries=queries // 2 if narrow and not wide else queries,
         scoring=scoring,
-        key_dtype=key_dtype,
-        value_dtype=value_dtype,
+        lanes=2 if narrow else 1,
+        dtype=product_dtype(pages.dtype) if narrow and not wide else q.dtype,
         precision=split if wide else None,
+        interpret=interpret,
     )
-
-
-def _product_dtypes(queries: jnp.dtype, pages: jnp.dtype) -> tuple[jnp.dtype, jnp.dtype]:
-    """Of products with keys, and of those with values."""
-    if queries.itemsize > 2 or pages.itemsize > 1:
-        return queries, queries
-    if jnp.issubdtype(pages, jnp.floating):
-        return F16, F16
-    return queries, BF16
 
 
 def head_of(program: jax.Array, members: int, spec: Spec) -> tuple[jax.Array, jax.Array]:
@@ -139,9 +148,38 @@ def head_of(program: jax.Array, members: int, spec: Spec) -> tuple[jax.Array, ja
     return lax.div(program, per_group), lax.rem(program, per_group) * members
 
 
+def load_queries(ref: Ref, place: Place, exist: jax.Array, spec: Spec) -> Lanes:
+    """Queries by lane [M, D / lanes], zero for those that do not `exist` [M].
+
+    Beyond the range of what is multiplied they saturate, as keys do.
+    """
+    lanes = []
+    for index, mask in _elements(place, exist, spec):
+        q = plgpu.load(ref.at[index], mask=mask, other=0.0)
+        if q.dtype != spec.dtype:
+            limit = float(jnp.finfo(spec.dtype).max)
+            q = jnp.clip(q.astype(jnp.float32), -limit, limit)
+        lanes.append(q.astype(spec.dtype))
+    return tuple(lanes)
+
+
+def store_output(ref: Ref, place: Place, out: Lanes, exist: jax.Array, spec: Spec) -> None:
+    """Store outputs of the queries that `exist` [M]."""
+    for (index, mask), lane in zip(_elements(place, exist, spec), out, strict=True):
+        plgpu.store(ref.at[index], lane.astype(ref.dtype), mask=mask)
+
+
+def _elements(place: Place, exist: jax.Array, spec: Spec) -> Iterator[tuple[Any, jax.Array]]:
+    """Indices and mask [M, D / lanes] of each lane of some heads."""
+    row, head = place
+    row = row[:, None] if row.ndim else row
+    for columns, there in spec.columns():
+        yield (row, head[:, None], columns[None, :]), exist[:, None] & there[None, :]
+
+
 def start(rows: int, sink: jax.Array | None, spec: Spec) -> Running:
     """The softmax over nothing for `rows` queries, or over their sinks [rows], in powers of two."""
-    out = jnp.zeros((rows, pl.next_power_of_2(spec.head_dim)), jnp.float32)
+    out = (jnp.zeros((rows, spec.lane_size), jnp.float32),) * spec.lanes
     if sink is None:
         return out, jnp.full((rows,), LOWEST, jnp.float32), jnp.zeros((rows,), jnp.float32)
     return out, sink, jnp.ones((rows,), jnp.float32)
@@ -160,39 +198,36 @@ def load_span(
 
     `tables` [S, P] are the pages of each slot.
     """
-    columns, exist = spec.columns()
     page = plgpu.load(
         tables.at[slot, lax.div(position, jnp.int32(spec.page_size))], mask=readable, other=0
     )
     offset = lax.rem(position, jnp.int32(spec.page_size))
-    mask = readable[:, None] & exist[None, :]
-
+    columns = jnp.arange(spec.lane_size)
+    mask = readable[:, None] & (columns < spec.head_dim // spec.lanes)[None, :]
     values: Ref = pages.values
     scales: Ref | None = pages.scales
 
-    def load(head: jax.Array) -> jax.Array:
+    def load(head: jax.Array) -> Lanes:
         place = values.at[page[:, None], offset[:, None], head, columns[None, :]]
         loaded = plgpu.load(place, mask=mask, other=0)
-        return lax.bitcast_convert_type(loaded, pages.dtype)
+        if spec.lanes == 1:
+            return (loaded.astype(spec.dtype),)
+        lanes = unpack(loaded, pages.dtype, interpret=spec.interpret)
+        return tuple(lane.astype(spec.dtype) for lane in lanes)
 
-    def scale(head: jax.Array) -> jax.Array | None:
-        if scales is None:
-            return None
-        place = scales.at[page, offset, head]
-        return plgpu.load(place, mask=readable, other=0.0).astype(jnp.float32)
-
-    value_head = head + pages.kv_heads
-    return KeysAndValues(
-        load(head).astype(spec.key_dtype),
-        load(value_head).astype(spec.value_dtype),
-        scale(head),
-        scale(value_head),
-    )
+    k, v = load(head), load(head + pages.kv_heads)
+    if scales is None:
+        return KeysAndValues(k, v, None, None)
+    pair = plgpu.load(scales.at[page, offset, head], mask=readable, other=0)
+    # A bfloat16 is the upper half of a float32.
+    k_scale = lax.bitcast_convert_type(pair << 16, jnp.float32)
+    v_scale = lax.bitcast_convert_type(pair & jnp.uint32(0xFFFF0000), jnp.float32)
+    return KeysAndValues(k, v, k_scale, v_scale)
 
 
 def attend(
     running: Running,
-    q: jax.Array,
+    q: Lanes,
     kv: KeysAndValues,
     visible: jax.Array | None,
     spec: Spec,
@@ -202,7 +237,8 @@ def attend(
     `visible` broadcasts to [M, span]; None when all is.
     """
     out, maximum, total = running
-    products = plgpu.dot(q, kv.k.T, precision=spec.precision)
+    dot = functools.partial(plgpu.dot, precision=spec.precision)
+    products = functools.reduce(operator.add, map(lambda q, k: dot(q, k.T), q, kv.k))
     if kv.k_scale is not None:
         products *= kv.k_scale[None, :]
     scores = _in_powers_of_two(products, spec)
@@ -214,8 +250,9 @@ def attend(
     total = total * decay + weights.sum(axis=1)
     if kv.v_scale is not None:
         weights *= kv.v_scale[None, :]
-    values = plgpu.dot(weights.astype(spec.value_dtype), kv.v, precision=spec.precision)
-    return out * decay[:, None] + values, new_maximum, total
+    weights = weights.astype(spec.dtype)
+    out = tuple(lane * decay[:, None] + dot(weights, v) for lane, v in zip(out, kv.v, strict=True))
+    return out, new_maximum, total
 
 
 def _in_powers_of_two(products: jax.Array, spec: Spec) -> jax.Array:
@@ -226,7 +263,7 @@ def _in_powers_of_two(products: jax.Array, spec: Spec) -> jax.Array:
     return jnp.tanh(products * (scale / soft_cap)) * (soft_cap * LOG2_E)
 
 
-def finish(running: Running) -> tuple[jax.Array, jax.Array]:
-    """The output [M, D], and the base-2 logarithm [M] of its softmax sum to merge it by."""
+def finish(running: Running) -> tuple[Lanes, jax.Array]:
+    """The output, and the base-2 logarithm [M] of its softmax sum to merge it by."""
     out, maximum, total = running
-    return out / total[:, None], maximum + jnp.log2(total)
+    return tuple(lane / total[:, None] for lane in out), maximum + jnp.log2(total)
