@@ -1,6 +1,6 @@
 """The kernels that run on GPUs before Hopper compile for them: less shared memory, other products.
 
-Nothing is run. Registers may spill where pages hold 8 bits: that is slower, not wrong.
+Nothing is run. Registers may spill where pages do not hold 16 bits: that is slower, not wrong.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def compile_attention(gpu: aot.Gpu, shape: Shape) -> str:
         vector((shape.num_rows,)),
         jax.ShapeDtypeStruct((shape.heads,), jnp.float32) if shape.sinks else None,
         donate=(3,),
-        may_spill=shape.kv_dtype is not None,
+        may_spill=shape.spec.dtype.itemsize != 2,
     )
     text = program.as_text()
     assert text is not None

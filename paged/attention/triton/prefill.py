@@ -66,20 +66,15 @@ def _prefill(
         in_specs=jax.tree.map(lambda _: anywhere, inputs),
         out_specs=anywhere,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
-        compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=_stages(spec, pages)),
+        compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=3),
         interpret=interpret,
     )(*inputs)
 
 
 def _fit(spec: Spec, pages: Pages) -> Spec:
-    """Fewer positions of the largest heads: Ada has 99 KiB of shared memory for a program."""
-    span = 16384 // (pl.next_power_of_2(spec.head_dim) * pages.dtype.itemsize)
-    return dataclasses.replace(spec, span=min(spec.span, max(span, 16)))
-
-
-def _stages(spec: Spec, pages: Pages) -> int:
-    """Spans on their way at a time. With a third one of large heads Ada's registers spill."""
-    return 2 if pages.dtype.itemsize == 2 and spec.head_dim > 64 else 3
+    """Fewer positions at a time, where GPUs before Hopper lack shared memory or registers."""
+    large = pages.dtype.itemsize == 2 and spec.head_dim > 64
+    return dataclasses.replace(spec, span=min(spec.span, 32)) if large else spec
 
 
 def _kernel(
