@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paged.attention import BACKENDS, AttentionMetadata, attention_metadata, default_backend
-from paged.attention.triton.decode import _work_list
+from paged.attention.triton.decode import _work_list, _WorkList
 from paged.cache import DROPPED
 from tests.paged.ragged import Row
 
@@ -113,10 +113,10 @@ def test_decode_work_covers_what_each_row_sees_once(lengths: list[int], window: 
     assert len(items) == NUM_ROWS + MAX_PARTS
     for row, length in enumerate(lengths):
         begin = 0 if window is None else max(length - window, 0)
-        first, parts = int(work.first[row]), int(work.parts[row])
-        assert parts <= MAX_PARTS
-        for part, item in enumerate(items[first : first + parts]):
-            assert (item[0], item[3]) == (row, parts)
+        own = items[(items[:, 0] == row) & (items[:, 1] < items[:, 2])]
+        assert len(own) <= MAX_PARTS
+        for part, item in enumerate(own):
+            assert item[3] == len(own)
             assert item[1] == begin < item[2], f"part {part} is empty or leaves a gap"
             begin = item[2]
         assert begin == length
@@ -125,12 +125,18 @@ def test_decode_work_covers_what_each_row_sees_once(lengths: list[int], window: 
     assert covered == visible, "an item outside any row's parts does work"
 
 
+def parts_of_rows(work: _WorkList, num_rows: int) -> list[int]:
+    items = np.asarray(work.items)
+    return np.bincount(items[items[:, 1] < items[:, 2], 0], minlength=num_rows).tolist()
+
+
 def test_decode_work_is_shared_out_by_length() -> None:
     even = work_list(jnp.full(8, 1024, jnp.int32), None, MAX_PARTS, SPAN)
-    assert even.parts.tolist() == [2] * 8
+    assert parts_of_rows(even, 8) == [2] * 8
     lengths = jnp.asarray([16 * 1024, 10, 10, 10], jnp.int32)
     uneven = work_list(lengths, None, MAX_PARTS, SPAN)
-    assert uneven.parts.tolist() == [16, 1, 1, 1]
+    assert parts_of_rows(uneven, 4) == [16, 1, 1, 1]
+    assert np.asarray(uneven.merges)[:2].tolist() == [[0, 0, 16], [0, 0, 0]]
 
 
 @pytest.mark.parametrize(
