@@ -41,7 +41,7 @@ from paged.models.config import ModelConfig
 from paged.models.loading import resolve_model
 from paged.models.registry import get_family
 from paged.models.weights import for_device, param_bytes
-from paged.runtime.buckets import Bucket, Buckets
+from paged.runtime.buckets import FEWEST_ROWS_ON_GPU, Bucket, Buckets
 from paged.runtime.programs import abstract
 from paged.runtime.sampler import SamplingMode
 from paged.runtime.steps import SlotState, StepShapes, forward, sample
@@ -251,7 +251,7 @@ def main() -> None:
         model.num_layers, NUM_PAGES, PAGE_SIZE, model.num_kv_heads, model.head_dim, jnp.bfloat16
     )
     family = get_family(model.architecture)
-    buckets = Buckets.make(MAX_NUM_SEQS, MAX_NUM_TOKENS)
+    buckets = Buckets.make(MAX_NUM_SEQS, MAX_NUM_TOKENS, fewest_rows=FEWEST_ROWS_ON_GPU)
     backend = args.backend or default_backend(jax.devices()[0])
     shapes = StepShapes(family, model, cache_spec, buckets, MAX_MODEL_LEN, backend)
     params = source.load(jnp.dtype(jnp.bfloat16), seed=0, progress=False)

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, inst
 
 from paged.pool import PagePool
 from paged.runtime.bench.workloads import IdRange, baseline_requests
-from paged.runtime.buckets import Buckets
+from paged.runtime.buckets import FEWEST_ROWS_ON_GPU, Buckets
 from paged.runtime.plan import StepPlan
 from paged.runtime.scheduler import Scheduler, SchedulerConfig
 from paged.runtime.sequence import Sequence, SequenceLimits
@@ -148,7 +148,7 @@ def simulate(
         max_num_seqs=seqs, max_num_batched_tokens=tokens, max_model_len=args.max_model_len
     )
     load = Load(Scheduler(config, PagePool(NUM_PAGES, PAGE_SIZE)), deque(requests))
-    clock = Clock(Buckets.make(seqs, tokens), StepCost())
+    clock = Clock(Buckets.make(seqs, tokens, fewest_rows=FEWEST_ROWS_ON_GPU), StepCost())
     load.send(streams, 0.0)
     in_flight: deque[StepPlan] = deque()
     while load.scheduler.has_work or in_flight:
@@ -198,7 +198,9 @@ def main() -> None:
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--max-model-len", type=int, default=8192)
     args = parser.parse_args()
-    buckets = Buckets.make(args.max_num_seqs, args.max_num_batched_tokens)
+    buckets = Buckets.make(
+        args.max_num_seqs, args.max_num_batched_tokens, fewest_rows=FEWEST_ROWS_ON_GPU
+    )
     print(f"{len(buckets.decode)} decode shapes: {', '.join(map(str, buckets.decode))}")
     print(f"{len(buckets.mixed)} mixed shapes: {', '.join(map(str, buckets.mixed))}")
     print(HEAD)

@@ -12,7 +12,12 @@ from paged.runtime.plan import StepPlan
 # mixed lengths, with prompts arriving one by one, make steps of 200 to 2,000 tokens.
 _DECODE = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 1024)
 _MIXED = (16, 64, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 2048, 3072, 4096, 6144, 8192)
-_SAMPLING = (2, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
+_SAMPLING = (1, 2, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
+
+FEWEST_ROWS_ON_GPU = 2
+"""XLA is slow with a lone row on a GPU: it takes three kernels for a norm that otherwise takes one,
+and multiplies by the vocabulary only after it has converted all weights to float32 (1.2 ms instead
+of 0.24 on an H200, 8B model)."""
 
 
 @dataclass(frozen=True, order=True)
@@ -37,15 +42,30 @@ class Buckets:
     Attributes:
         decode: row counts of decode steps, ascending; the last is max_num_seqs.
         mixed: token counts of steps with chunks, ascending; the last is max_num_batched_tokens.
+        sampling: row counts of sampling programs, ascending; the last holds max_num_seqs.
     """
 
     decode: tuple[int, ...]
     mixed: tuple[int, ...]
+    sampling: tuple[int, ...]
 
     @classmethod
-    def make(cls, max_num_seqs: int, max_num_batched_tokens: int) -> Buckets:
-        """Few programs, little time lost to padding."""
-        return cls(_rungs(_DECODE, max_num_seqs), _rungs(_MIXED, max_num_batched_tokens))
+    def make(
+        cls, max_num_seqs: int, max_num_batched_tokens: int, *, fewest_rows: int = 1
+    ) -> Buckets:
+        """Few programs, little time lost to padding.
+
+        Args:
+            fewest_rows: what fewer rows are padded to, except that a decode step has no more than
+                max_num_seqs.
+        """
+        decode = _rungs(_DECODE, max_num_seqs)
+        sampling = _rungs(_SAMPLING, max(max_num_seqs, fewest_rows))
+        return cls(
+            decode=tuple(size for size in decode if size >= min(fewest_rows, max_num_seqs)),
+            mixed=_rungs(_MIXED, max_num_batched_tokens),
+            sampling=tuple(size for size in sampling if size >= fewest_rows),
+        )
 
     @property
     def max_num_seqs(self) -> int:
@@ -73,15 +93,6 @@ class Buckets:
     def scoring(self) -> tuple[int, ...]:
         """Token counts of steps that score prompts, ascending: few, for they are rare."""
         return self.mixed[::-4][::-1]
-
-    @property
-    def sampling(self) -> tuple[int, ...]:
-        """Row counts of sampling programs, ascending.
-
-        None has a single row: XLA multiplies a lone row of bfloat16 by the vocabulary only after
-        it has converted all weights to float32 (1.2 ms instead of 0.24 on an H200, 8B model).
-        """
-        return _rungs(_SAMPLING, max(self.max_num_seqs, 2))
 
     def sampling_rows(self, num_rows: int) -> int:
         """Rows of the smallest sampling program that holds so many."""

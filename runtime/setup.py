@@ -19,7 +19,7 @@ from paged.models.loading import ModelSource
 from paged.models.registry import get_family
 from paged.models.weights import for_device, param_bytes, param_shapes
 from paged.runtime.backend import choose_backend, slower_paths
-from paged.runtime.buckets import Buckets
+from paged.runtime.buckets import FEWEST_ROWS_ON_GPU, Buckets
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
@@ -143,7 +143,11 @@ def _divide_memory(
     specs = shapes.family.specs(model)
     weights = param_bytes(specs, dtype)
     limits = _check_limits(config, step_limits(config, budget), shapes.max_model_len)
-    buckets = Buckets.make(limits.max_num_seqs, limits.max_num_batched_tokens)
+    buckets = Buckets.make(
+        limits.max_num_seqs,
+        limits.max_num_batched_tokens,
+        fewest_rows=1 if device.platform == "cpu" else FEWEST_ROWS_ON_GPU,
+    )
     shapes = replace(shapes, buckets=buckets)
     state = _num_bytes(jax.eval_shape(lambda: (shapes.slot_state(), shapes.sampler_state())))
     steps = 0

@@ -42,7 +42,7 @@ def test_every_step_fits_a_bucket(seqs: int, tokens: int) -> None:
     assert buckets.mixed[-1] == max(tokens, seqs)
     for bucket in buckets.all():
         assert bucket.num_rows <= min(bucket.num_tokens, seqs)
-        assert bucket.num_rows <= buckets.sampling_rows(bucket.num_rows) <= max(seqs, 2)
+        assert bucket.num_rows <= buckets.sampling_rows(bucket.num_rows) <= seqs
 
 
 @given(st.integers(1, 1024))
@@ -67,13 +67,19 @@ def test_shapes_beyond_the_usual_ones_double() -> None:
     assert buckets.decode[-3:] == (2048, 4096, 5000)
     assert buckets.mixed[-3:] == (8192, 16_384, 20_000)
     assert buckets.sampling[-3:] == (2048, 4096, 5000)
-    assert Buckets.make(1, 1) == Buckets((1,), (1,))
-    assert Buckets.make(1, 1).sampling == (2,)
+    assert Buckets.make(1, 1) == Buckets((1,), (1,), (1,))
+
+
+def test_lone_rows_are_padded_where_they_are_slow() -> None:
+    buckets = Buckets.make(5, 16, fewest_rows=2)
+    assert buckets.decode == (2, 4, 5)
+    assert buckets.sampling == (2, 5)
+    assert Buckets.make(1, 16, fewest_rows=2) == Buckets((1,), (16,), (2,))
 
 
 def test_an_eighth_of_a_thousand_programs_is_too_many() -> None:
     """Start-up compiles one large program a bucket, and one a mode and size of sampling."""
-    buckets = Buckets.make(1024, 8192)
+    buckets = Buckets.make(1024, 8192, fewest_rows=2)
     assert len(buckets.all()) <= 32
     assert len(buckets.sampling) <= 12
     assert len(Buckets.make(32, 512).all()) <= 12

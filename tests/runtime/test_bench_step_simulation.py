@@ -28,7 +28,7 @@ def test_a_step_takes_the_time_of_its_bucket_and_of_its_contexts() -> None:
     assert (cost.of(50), cost.of(200)) == (10.0, 30.0)
     sequence = Sequence(0, [1] * 9, SequenceLimits(max_tokens=4))
     rows = (Row(sequence, 0, 8, 1, samples=True),) * 3
-    clock = Clock(Buckets(decode=(4,), mixed=(4,)), cost)
+    clock = Clock(Buckets(decode=(4,), mixed=(4,), sampling=(4,)), cost)
     clock.run(StepPlan(rows, (), (), ()))
     assert clock.now == pytest.approx(5.4 + 3 * 9 * 0.5)
     assert clock.padding == pytest.approx(0.1)
