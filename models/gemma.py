@@ -14,6 +14,7 @@ from paged.models.config import ModelConfig, parse_config
 from paged.models.config_values import expect
 from paged.models.layers import (
     DecoderParams,
+    Layer,
     LayerParams,
     decoder_specs,
     layer_specs,
@@ -69,15 +70,19 @@ def layer(
     return params.down.added_to(x, params.gate_up.gated(normed, config.hidden_act)), pages
 
 
-def forward(
+def decode(
+    layer: Layer,
     params: DecoderParams,
     config: ModelConfig,
     tokens: jax.Array,
     cache: PagedKVCache,
     meta: AttentionMetadata,
 ) -> tuple[jax.Array, PagedKVCache]:
-    """See `paged.models.registry.Family`."""
+    """As `paged.models.layers.decode`, with scaled embeddings and an offset final norm."""
     x = params.embedding.lookup(tokens) * config.hidden_size**0.5
     angles = [rotation(config, meta.positions)] * config.num_layers
     x, cache = run_layers(layer, params, config, x, angles, cache, meta)
     return offset_rms_norm(x, params.final_norm, config.norm_eps), cache
+
+
+forward = partial(decode, layer)

@@ -37,6 +37,18 @@ class LayerParams:
 
 
 @struct.dataclass
+class PostNormLayerParams(LayerParams):
+    """Weights of a layer that also normalises what it adds to the residual stream.
+
+    Attributes:
+        attention_post_norm, mlp_post_norm: [D].
+    """
+
+    attention_post_norm: jax.Array
+    mlp_post_norm: jax.Array
+
+
+@struct.dataclass
 class DecoderParams:
     """Weights of a decoder.
 
@@ -231,3 +243,8 @@ def logits(params: DecoderParams, config: ModelConfig, hidden: jax.Array) -> jax
     if params.head is None:
         return params.embedding.unembed(hidden, dtype)
     return params.head(hidden, dtype)
+
+
+def capped(x: jax.Array, cap: float | None) -> jax.Array:
+    """x bent into -cap to cap by a tanh; None leaves it."""
+    return x if cap is None else cap * jnp.tanh(x / cap)

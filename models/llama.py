@@ -28,8 +28,8 @@ DEFAULTS: dict[str, Any] = {}
 def specs(config: ModelConfig) -> DecoderParams:
     """Description of the parameters."""
     bias = config.attention_bias
-    biases = {"qkv_bias": bias, "out_bias": bias, "mlp_bias": config.mlp_bias}
-    return decoder_specs(config, partial(layer_specs, config, **biases))
+    layer = partial(layer_specs, config, qkv_bias=bias, out_bias=bias, mlp_bias=config.mlp_bias)
+    return decoder_specs(config, layer)
 
 
 @partial(jax.jit, static_argnames=("config", "window"))

@@ -11,7 +11,7 @@ import jax
 from paged.attention import AttentionMetadata
 from paged.cache import PagedKVCache
 from paged.errors import ConfigError
-from paged.models import gemma, llama, mistral, qwen2, qwen3
+from paged.models import gemma, gemma2, llama, mistral, qwen2, qwen3
 from paged.models.config import ModelConfig, architecture_of, parse_config
 from paged.models.layers import DecoderParams, logits
 
@@ -43,6 +43,9 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "GemmaForCausalLM": Family(gemma.DEFAULTS, gemma.specs, gemma.forward, logits, gemma.configure),
+    "Gemma2ForCausalLM": Family(
+        gemma2.DEFAULTS, gemma2.specs, gemma2.forward, gemma2.capped_logits, gemma2.configure
+    ),
     "LlamaForCausalLM": Family(llama.DEFAULTS, llama.specs, llama.forward, logits),
     "MistralForCausalLM": Family(mistral.DEFAULTS, mistral.specs, mistral.forward, logits),
     "Qwen2ForCausalLM": Family(qwen2.DEFAULTS, qwen2.specs, qwen2.forward, logits),
