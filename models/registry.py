@@ -11,7 +11,7 @@ import jax
 from paged.attention import AttentionMetadata
 from paged.cache import PagedKVCache
 from paged.errors import ConfigError
-from paged.models import gemma, gemma2, llama, mistral, qwen2, qwen3
+from paged.models import gemma, gemma2, gemma3, llama, mistral, qwen2, qwen3
 from paged.models.config import ModelConfig, architecture_of, parse_config
 from paged.models.layers import DecoderParams, logits
 
@@ -50,6 +50,9 @@ FAMILIES: dict[str, Family] = {
     "MistralForCausalLM": Family(mistral.DEFAULTS, mistral.specs, mistral.forward, logits),
     "Qwen2ForCausalLM": Family(qwen2.DEFAULTS, qwen2.specs, qwen2.forward, logits),
     "Qwen3ForCausalLM": Family(qwen3.DEFAULTS, qwen3.specs, qwen3.forward, logits),
+    "Gemma3ForCausalLM": Family(
+        gemma3.DEFAULTS, gemma3.specs, gemma3.forward, gemma2.capped_logits, gemma3.configure
+    ),
 }
 
 

@@ -22,6 +22,8 @@ import torch  # type: ignore[import-not-found]
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
     LlamaConfig,
@@ -95,6 +97,11 @@ def gemma2(**changes: Any) -> PreTrainedModel:
     return Gemma2ForCausalLM(Gemma2Config(**sizes | changes))
 
 
+def gemma3(**changes: Any) -> PreTrainedModel:
+    sizes = SIZES | ODD | {"query_pre_attn_scalar": 7, "sliding_window": 8}
+    return Gemma3ForCausalLM(Gemma3TextConfig(**sizes | changes))
+
+
 def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_type": rope_type, "rope_theta": 10000.0, **parameters}
 
@@ -131,6 +138,17 @@ def models() -> dict[str, PreTrainedModel]:
         "gemma2": gemma2(),
         "gemma2_uncapped_bias": gemma2(
             attn_logit_softcapping=None, final_logit_softcapping=None, attention_bias=True
+        ),
+        "gemma3": gemma3(num_hidden_layers=6),
+        "gemma3_scaled_bias": gemma3(
+            rope_parameters={
+                "full_attention": rope("linear", factor=4.0),
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+            layer_types=["full_attention", "sliding_attention"],
+            final_logit_softcapping=15.0,
+            attention_bias=True,
+            tie_word_embeddings=False,
         ),
     }
 
