@@ -8,7 +8,7 @@ cannot honour are refused here, before anything is loaded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -36,13 +36,14 @@ class RopeScaling:
     Attributes:
         kind: one of `SUPPORTED_ROPE_TYPES`.
         factor: how many times longer the context becomes.
-        original_max_position: context the model was first trained with (llama3, yarn).
+        original_max_position: context the model was first trained with (llama3, yarn, longrope).
         low_freq_factor, high_freq_factor: llama3's bounds of the smoothed band.
         beta_fast, beta_slow: yarn's bounds of its ramp, in rotations.
-        attention_factor: yarn's factor on cos and sin; None derives it from `factor`.
+        attention_factor: factor of yarn and longrope on cos and sin; None derives it from `factor`.
         mscale, mscale_all_dim: yarn's alternative derivation of that factor.
         truncate: yarn rounds the ends of its ramp to whole dimensions.
-        divisors: what each frequency is divided by (factors, as GGUF files store them).
+        divisors: what each frequency is divided by (longrope; factors, as GGUF files store them).
+        short_divisors: longrope's for a model that stays within the original context.
     """
 
     kind: str
@@ -57,6 +58,7 @@ class RopeScaling:
     mscale_all_dim: float | None = None
     truncate: bool = True
     divisors: tuple[float, ...] = ()
+    short_divisors: tuple[float, ...] = ()
 
 
 # What each type must state besides its name.
@@ -65,6 +67,7 @@ _ROPE_KEYS: dict[str, tuple[str, ...]] = {
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
+    "longrope": ("long_factor", "short_factor"),
     "factors": ("divisors",),
 }
 _ROPE_NUMBERS = (
@@ -82,6 +85,7 @@ class ModelConfig:
         architecture: class name in `architectures`, the key of the family registry.
         windows: per layer, how many positions a token sees (itself included); None sees all.
         rope_scaling: None for plain rotary embedding.
+        partial_rotary_factor: share of a head's elements, from its first on, that are rotated.
         norm_eps: what norms add to the mean square, or to the variance.
         hidden_act: of the MLPs, one of `ACTIVATIONS`.
         dtype: as the checkpoint declares it ("bfloat16", "float16" or "float32").
@@ -101,6 +105,7 @@ class ModelConfig:
     windows: tuple[int | None, ...]
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
+    partial_rotary_factor: float = 1.0
     norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
     attention_bias: bool = False
@@ -117,13 +122,17 @@ class ModelConfig:
                 f"num_attention_heads {self.num_heads} is not a multiple of "
                 f"num_key_value_heads {self.num_kv_heads}"
             )
-        if self.head_dim % 2:
-            raise ConfigError(f"head_dim must be even for rotary embedding, found {self.head_dim}")
-        divisors = self.rope_scaling.divisors if self.rope_scaling else ()
-        if divisors and len(divisors) != self.head_dim // 2:
+        if self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim:
             raise ConfigError(
-                f"{len(divisors)} rope divisors for {self.head_dim // 2} frequencies of a head"
+                f"rotary embedding turns pairs of a head's elements, and cannot turn "
+                f"{self.rotary_dim} of {self.head_dim}"
             )
+        scaling, frequencies = self.rope_scaling or RopeScaling("default"), self.rotary_dim // 2
+        for divisors in (scaling.divisors, scaling.short_divisors):
+            if divisors and len(divisors) != frequencies:
+                raise ConfigError(
+                    f"{len(divisors)} rope divisors for {frequencies} frequencies of a head"
+                )
         if len(self.windows) != self.num_layers:
             raise ConfigError(f"{len(self.windows)} attention windows for {self.num_layers} layers")
 
@@ -131,6 +140,11 @@ class ModelConfig:
     def group_size(self) -> int:
         """Query heads that share a key/value head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def rotary_dim(self) -> int:
+        """Elements of a head that are rotated."""
+        return int(self.head_dim * self.partial_rotary_factor)
 
     @property
     def context_length(self) -> int:
@@ -148,6 +162,17 @@ class ModelConfig:
         if scaling is not None and scaling.kind == "linear":
             return int(self.max_position_embeddings * scaling.factor)
         return self.max_position_embeddings
+
+    def for_length(self, length: int) -> ModelConfig:
+        """The configuration of a model whose sequences end at `length` tokens.
+
+        longrope turns differently where none exceeds the original context. That is settled for all
+        sequences at once: one that grew beyond it could not take its keys along.
+        """
+        scaling = self.rope_scaling
+        if scaling is None or not scaling.short_divisors or length > scaling.original_max_position:
+            return self
+        return replace(self, rope_scaling=replace(scaling, divisors=scaling.short_divisors))
 
 
 def parse_config(data: Mapping[str, Any], extras: Any = None) -> ModelConfig:
@@ -178,6 +203,7 @@ def parse_config(data: Mapping[str, Any], extras: Any = None) -> ModelConfig:
         windows=_windows(data, num_layers),
         rope_theta=number(rope, "rope_theta"),
         rope_scaling=_rope_scaling(rope, data),
+        partial_rotary_factor=number(rope, "partial_rotary_factor"),
         norm_eps=number(data, next(filter(data.__contains__, _NORM_EPS), ""), 1e-6),
         tie_word_embeddings=flag(data, "tie_word_embeddings"),
         attention_bias=flag(data, "attention_bias"),
@@ -291,13 +317,14 @@ def _rope_parameters(data: Mapping[str, Any]) -> dict[str, Any]:
     rope = dict(given)
     rope.setdefault("rope_theta", data.get("rope_theta") or 10000.0)
     rope.setdefault("rope_type", rope.get("type") or "default")
-    if rope.get("partial_rotary_factor", data.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise ConfigError("partial_rotary_factor other than 1.0 is not supported")
+    rope.setdefault("partial_rotary_factor", data.get("partial_rotary_factor") or 1.0)
     return rope
 
 
 def _rope_scaling(rope: Mapping[str, Any], data: Mapping[str, Any]) -> RopeScaling | None:
     kind = rope["rope_type"]
+    if kind == "su":  # its first name
+        kind = "longrope"
     if kind == "default":
         return None
     if not isinstance(kind, str) or kind not in _ROPE_KEYS:
@@ -313,17 +340,21 @@ def _rope_scaling(rope: Mapping[str, Any], data: Mapping[str, Any]) -> RopeScali
         raise ConfigError("rope type 'llama3' needs a high_freq_factor above its low_freq_factor")
     longest = count(data, "max_position_embeddings")
     original = count(rope, "original_max_position_embeddings", longest)
+    original = count(data, "original_max_position_embeddings", original)
+    if kind == "longrope":
+        given.setdefault("factor", longest / original)
     return RopeScaling(
         kind=kind,
-        original_max_position=count(data, "original_max_position_embeddings", original),
+        original_max_position=original,
         truncate=flag({"truncate": True, **rope}, "truncate"),
-        divisors=_divisors(rope),
+        divisors=_numbers(rope, "long_factor" if kind == "longrope" else "divisors"),
+        short_divisors=_numbers(rope, "short_factor"),
         **given,
     )
 
 
-def _divisors(rope: Mapping[str, Any]) -> tuple[float, ...]:
-    divisors = rope.get("divisors", ())
-    if not isinstance(divisors, list | tuple):
-        raise ConfigError(f"'divisors' must be a list of numbers, found {shown(divisors)}")
-    return tuple(number({"divisors": each}, "divisors") for each in divisors)
+def _numbers(rope: Mapping[str, Any], key: str) -> tuple[float, ...]:
+    numbers = rope.get(key, ())
+    if not isinstance(numbers, list | tuple):
+        raise ConfigError(f"{key!r} must be a list of numbers, found {shown(numbers)}")
+    return tuple(number({key: each}, key) for each in numbers)

@@ -13,7 +13,15 @@ from paged.attention import AttentionMetadata
 from paged.cache import PagedKVCache, Pages
 from paged.models.config import ModelConfig
 from paged.models.rope import Rotation, rotation
-from paged.models.weights import Dense, Embedding, Linear, embedding, fused_linear, linear, vector
+from paged.models.weights import (
+    Dense,
+    Embedding,
+    Linear,
+    embedding,
+    fused_linear,
+    linear,
+    vector,
+)
 
 
 @struct.dataclass
@@ -119,6 +127,13 @@ def gate_up_projection(prefix: str, config: ModelConfig, *, bias: bool) -> Dense
     parts = {f"{prefix}.gate_proj": (1, size), f"{prefix}.up_proj": (1, size)}
     axes = (None, None, "mlp")
     return fused_linear(parts, config.hidden_size, bias=bias, join_axis=0, axes=axes)
+
+
+def joined_gate_up_projection(name: str, config: ModelConfig) -> Dense:
+    """As `gate_up_projection`, of one checkpoint tensor that holds the gate, then up."""
+    parts = {name: (2, config.intermediate_size)}
+    axes = (None, None, "mlp")
+    return fused_linear(parts, config.hidden_size, bias=False, join_axis=0, axes=axes)
 
 
 def down_projection(prefix: str, config: ModelConfig, *, bias: bool) -> Dense:

@@ -17,7 +17,7 @@ from paged.models.config import ModelConfig, RopeScaling
 
 
 class Rotation(NamedTuple):
-    """Cosine and sine of every token's angles, each [T, E / 2] float32."""
+    """Cosine and sine of every token's angles, each [T, N / 2] float32; N elements are rotated."""
 
     cos: jax.Array
     sin: jax.Array
@@ -31,18 +31,22 @@ def rotation(config: ModelConfig, positions: jax.Array) -> Rotation:
 
 
 def rotate(x: jax.Array, angles: Rotation | None) -> jax.Array:
-    """Turn heads x [T, H, E]: element i pairs with element i + E / 2. None leaves them."""
+    """Turn the first N elements of heads x [T, H, E], of which i pairs with i + N / 2.
+
+    With None for angles the heads stay as they are.
+    """
     if angles is None:
         return x
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    half = angles.cos.shape[-1]
+    first, second, rest = jnp.split(x.astype(jnp.float32), (half, 2 * half), axis=-1)
     cos, sin = angles.cos[:, None], angles.sin[:, None]
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(x.dtype)
+    parts = (first * cos - second * sin, second * cos + first * sin, rest)
+    return jnp.concatenate(parts, axis=-1).astype(x.dtype)
 
 
 def rope_frequencies(config: ModelConfig) -> np.ndarray:
-    """[E / 2] float32 radians per position."""
-    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    """[N / 2] float32 radians per position."""
+    exponents = np.arange(0, config.rotary_dim, 2, dtype=np.float32) / np.float32(config.rotary_dim)
     plain = 1 / np.float32(config.rope_theta) ** exponents
     scaling = config.rope_scaling
     if scaling is None:
@@ -50,7 +54,7 @@ def rope_frequencies(config: ModelConfig) -> np.ndarray:
     match scaling.kind:
         case "linear":
             return plain / np.float32(scaling.factor)
-        case "factors":
+        case "factors" | "longrope":
             return plain / np.asarray(scaling.divisors, np.float32)
         case "llama3":
             return _llama3(plain, scaling)
@@ -62,11 +66,14 @@ def rope_frequencies(config: ModelConfig) -> np.ndarray:
 
 
 def attention_factor(scaling: RopeScaling | None) -> float:
-    """Factor on cos and sin, by which yarn sharpens attention over long contexts."""
-    if scaling is None or scaling.kind != "yarn":
+    """Factor on cos and sin, by which yarn and longrope sharpen attention over long contexts."""
+    if scaling is None or scaling.kind not in ("yarn", "longrope"):
         return 1.0
     if scaling.attention_factor is not None:
         return scaling.attention_factor
+    if scaling.kind == "longrope":
+        growth = math.log(max(scaling.factor, 1.0))
+        return math.sqrt(1 + growth / math.log(scaling.original_max_position))
     if scaling.mscale and scaling.mscale_all_dim:
         return _yarn_factor(scaling, scaling.mscale) / _yarn_factor(scaling, scaling.mscale_all_dim)
     return _yarn_factor(scaling, 1.0)

@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -137,11 +138,18 @@ class Part:
         name: in the checkpoint.
         shape: in the checkpoint.
         view: shape it takes, without moving elements, before the parts are joined.
+        first_row: where along the first axis the part begins; it ends when the view is full.
     """
 
     name: str
     shape: tuple[int, ...]
     view: tuple[int, ...]
+    first_row: int = 0
+
+    def cut(self, tensor: np.ndarray) -> np.ndarray:
+        """The rows of the checkpoint tensor that are this part's."""
+        rows = math.prod(self.view) // math.prod(self.shape[1:])
+        return tensor[self.first_row : self.first_row + rows]
 
 
 @dataclass(frozen=True)
@@ -166,7 +174,7 @@ class ParamSpec:
     transpose: bool = False
 
     def assemble(self, tensors: Sequence[jax.Array], dtype: jnp.dtype) -> jax.Array:
-        """Make the parameter of its checkpoint tensors, given in the order of `parts`."""
+        """Make the parameter of what its `parts`, in their order, cut of checkpoint tensors."""
         views = [
             tensor.reshape(part.view).astype(dtype)
             for tensor, part in zip(tensors, self.parts, strict=True)

@@ -178,7 +178,8 @@ def _divide_memory(
         max_model_len=length,
     )
     cache = replace(shapes.cache, num_pages=num_pages)
-    return replace(shapes, cache=cache, max_model_len=length), dtype, memory
+    model = model.for_length(length)
+    return replace(shapes, model=model, cache=cache, max_model_len=length), dtype, memory
 
 
 def _shapes_of_one_sequence(

@@ -92,7 +92,7 @@ def load_params(
     with progress(param_bytes(specs, dtype), "Loading weights", "B", show=show_progress) as advance:
 
         def load(spec: ParamSpec, target: Any = None) -> jax.Array:
-            tensors = [checkpoint.read(part.name) for part in spec.parts]
+            tensors = [part.cut(checkpoint.read(part.name)) for part in spec.parts]
             param = _assemble(spec, tensors, dtype, target)
             advance(param.nbytes)
             return param

@@ -66,7 +66,7 @@ class Runner:
             head_dim=config.head_dim,
             dtype=KV_DTYPES[kv_dtype],
         )
-        self.config, self.params, self.backend = config, params, backend
+        self.config, self.params, self.backend = config.for_length(max_tokens), params, backend
         self.contexts = [0] * num_slots
         self._cache = PagedKVCache.zeros(self.spec)
         # Pages lie scattered and out of order, as a pool would hand them out.

@@ -121,9 +121,11 @@ def test_qwen3_has_heads_of_128_unless_told():
     ("changes", "words"),
     [
         ({"hidden_act": "relu2"}, ["'relu2'", "silu", "gelu_pytorch_tanh"]),
-        ({"rope_scaling": {"type": "longrope"}}, ["'longrope'", "yarn", "llama3"]),
+        ({"rope_scaling": {"type": "spiral"}}, ["'spiral'", "yarn", "llama3"]),
+        ({"rope_scaling": {"type": "longrope"}}, ["longrope", "long_factor", "short_factor"]),
         ({"rope_scaling": {"type": "linear"}}, ["linear", "factor"]),
-        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
+        ({"partial_rotary_factor": 0.2}, ["3", "16"]),
+        ({"partial_rotary_factor": 1.5}, ["24", "16"]),
         ({"torch_dtype": "int8"}, ["'int8'", "bfloat16"]),
         ({"quantization_config": {"quant_method": "awq"}}, ["'awq'"]),
         ({"architectures": ["GPT2LMHeadModel"]}, ["'GPT2LMHeadModel'", "LlamaForCausalLM"]),
@@ -206,6 +208,26 @@ def test_llama3_scaling_needs_a_band():
 def test_divisors_are_one_for_each_frequency(divisors):
     with pytest.raises(ConfigError, match="divisors"):
         parse(rope_scaling={"rope_type": "factors", "divisors": divisors})
+
+
+LONGROPE = {"type": "su", "long_factor": [4.0] * 8, "short_factor": [1.0] * 8}
+
+
+def test_longrope_depends_on_the_longest_sequence():
+    config = parse(rope_scaling=LONGROPE, original_max_position_embeddings=64)
+    short, long = config.for_length(64).rope_scaling, config.for_length(65).rope_scaling
+    assert short is not None
+    assert long is not None
+    assert (short.divisors, long.divisors) == ((1.0,) * 8, (4.0,) * 8)
+    assert (short.factor, short.original_max_position) == (4.0, 64)
+    assert parse().for_length(1) == parse()
+
+
+@pytest.mark.parametrize("key", ["long_factor", "short_factor"])
+@pytest.mark.parametrize("divisors", [[1.0] * 7, [0.0] * 8, 5])
+def test_longrope_has_a_divisor_for_each_frequency(key, divisors):
+    with pytest.raises(ConfigError, match=r"divisors|factor"):
+        parse(rope_scaling=LONGROPE | {key: divisors})
 
 
 def test_windows_must_match_the_layers():

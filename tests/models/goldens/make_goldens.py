@@ -30,6 +30,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -102,6 +104,18 @@ def gemma3(**changes: Any) -> PreTrainedModel:
     return Gemma3ForCausalLM(Gemma3TextConfig(**sizes | changes))
 
 
+def phi3(**changes: Any) -> PreTrainedModel:
+    odd = {key: value for key, value in ODD.items() if key != "head_dim"}
+    return Phi3ForCausalLM(Phi3Config(**SIZES | odd | {"pad_token_id": 0} | changes))
+
+
+def longrope(original: int) -> dict[str, Any]:
+    """Settings of Phi-3 for a context of 256 tokens, of which `original` were trained first."""
+    factors = {"short_factor": [1.0, 1.1, 1.3], "long_factor": [1.5, 2.5, 4.0]}
+    scaling = rope("longrope", partial_rotary_factor=0.5, **factors)
+    return {"rope_parameters": scaling, "original_max_position_embeddings": original}
+
+
 def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_type": rope_type, "rope_theta": 10000.0, **parameters}
 
@@ -150,6 +164,9 @@ def models() -> dict[str, PreTrainedModel]:
             attention_bias=True,
             tie_word_embeddings=False,
         ),
+        "phi3": phi3(sliding_window=8),
+        "phi3_longrope_short_tied": phi3(**longrope(128), tie_word_embeddings=True),
+        "phi3_longrope_long": phi3(**longrope(32)),
     }
 
 

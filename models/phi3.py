@@ -1,0 +1,60 @@
+"""Phi-3, Phi-3.5 and Phi-4: Llama's layers, whose checkpoints hold projections already joined."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from paged.models.config import ModelConfig
+from paged.models.layers import (
+    DecoderParams,
+    LayerParams,
+    decoder_specs,
+    joined_gate_up_projection,
+    layer_specs,
+)
+from paged.models.llama import forward
+from paged.models.weights import Dense, ParamSpec, Part
+
+__all__ = ["DEFAULTS", "forward", "specs"]
+
+# A window in config.json applies to every layer.
+DEFAULTS: dict[str, Any] = {
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "use_sliding_window": True,
+}
+
+
+def specs(config: ModelConfig) -> DecoderParams:
+    """Description of the parameters."""
+    return decoder_specs(config, partial(_layer_specs, config))
+
+
+def _layer_specs(config: ModelConfig, index: int) -> LayerParams:
+    prefix = f"model.layers.{index}"
+    return replace(
+        layer_specs(config, index),
+        qkv=_qkv_projection(f"{prefix}.self_attn.qkv_proj", config),
+        gate_up=joined_gate_up_projection(f"{prefix}.mlp.gate_up_proj", config),
+    )
+
+
+def _qkv_projection(name: str, config: ModelConfig) -> Dense:
+    """As `paged.models.layers.qkv_projection`, of one tensor: query, then key, then value heads."""
+    heads, group, size = config.num_kv_heads, config.group_size, config.head_dim
+    shape = ((config.num_heads + 2 * heads) * size, config.hidden_size)
+    parts = tuple(
+        Part(f"{name}.weight", shape, (heads, rows, size, config.hidden_size), first_head * size)
+        for first_head, rows in ((0, group), (heads * group, 1), (heads * group + heads, 1))
+    )
+    kernel: Any = ParamSpec(
+        parts,
+        (config.hidden_size, heads, group + 2, size),
+        (None, "heads", None, None),
+        "normal",
+        join_axis=1,
+        transpose=True,
+    )
+    return Dense(kernel)
