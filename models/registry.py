@@ -11,7 +11,7 @@ import jax
 from paged.attention import AttentionMetadata
 from paged.cache import PagedKVCache
 from paged.errors import ConfigError
-from paged.models import gemma, gemma2, gemma3, llama, mistral, phi3, qwen2, qwen3
+from paged.models import gemma, gemma2, gemma3, llama, mistral, olmo2, phi3, qwen2, qwen3
 from paged.models.config import ModelConfig, architecture_of, parse_config
 from paged.models.layers import DecoderParams, logits
 
@@ -54,6 +54,7 @@ FAMILIES: dict[str, Family] = {
         gemma3.DEFAULTS, gemma3.specs, gemma3.forward, gemma2.capped_logits, gemma3.configure
     ),
     "Phi3ForCausalLM": Family(phi3.DEFAULTS, phi3.specs, phi3.forward, logits),
+    "Olmo2ForCausalLM": Family(olmo2.DEFAULTS, olmo2.specs, olmo2.forward, logits, olmo2.configure),
 }
 
 

@@ -30,6 +30,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedConfig,
@@ -116,6 +118,10 @@ def longrope(original: int) -> dict[str, Any]:
     return {"rope_parameters": scaling, "original_max_position_embeddings": original}
 
 
+def olmo2(**changes: Any) -> PreTrainedModel:
+    return Olmo2ForCausalLM(Olmo2Config(**SIZES | ODD | {"pad_token_id": 0} | changes))
+
+
 def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_type": rope_type, "rope_theta": 10000.0, **parameters}
 
@@ -167,6 +173,8 @@ def models() -> dict[str, PreTrainedModel]:
         "phi3": phi3(sliding_window=8),
         "phi3_longrope_short_tied": phi3(**longrope(128), tie_word_embeddings=True),
         "phi3_longrope_long": phi3(**longrope(32)),
+        "olmo2": olmo2(),
+        "olmo2_bias_tied": olmo2(attention_bias=True, tie_word_embeddings=True),
     }
 
 
