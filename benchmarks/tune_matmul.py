@@ -29,11 +29,11 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
+from benchmarks.gpu import DTYPE, kernels, random
 from paged.matmul import Tiling, matmul
 from paged.matmul.estimate import ranked_tilings
 from paged.matmul.tuned import TUNED, Product, UpTo
 
-DTYPE = jnp.bfloat16
 # What the calls of one program read together at least: several times the cache of the GPU.
 COLD_BYTES = 250_000_000
 ROUNDS, MILLISECONDS_A_ROUND, MILLISECONDS_BEFORE = 5, 5, 30
@@ -91,8 +91,8 @@ class Case:
         return max(1, -(-COLD_BYTES // self.weight_bytes))
 
     def candidates(self) -> list[Tiling]:
-        run = self.n if self.kind == "gated" else 0
-        ranked = ranked_tilings(self.m, self.k, self.n, run=run, residual=self.kind == "residual")
+        gated, residual = self.kind == "gated", self.kind == "residual"
+        ranked = ranked_tilings(self.m, self.k, self.n, gated=gated, residual=residual)
         return [each for time, each in ranked if time < SLOWEST * ranked[0][0]][:MOST_TILINGS]
 
     def guess(self) -> float:
@@ -262,13 +262,12 @@ def measure(case: Case, programs: Programs, weights: list[jax.Array]) -> list[Re
 
 def timed(runs: list[Callable[[], Any]], case: Case) -> list[float]:
     """Microseconds of a call of each program. A marker parts them in the list of kernels."""
-    cupti: Any = vars(importlib.import_module("jax._src.lib.mosaic_gpu"))["_mosaic_gpu_ext"]
     once = case.guess() * case.calls
     repeats = max(1, round(MILLISECONDS_A_ROUND / once))
     number = jnp.ones(8)
     jax.block_until_ready(mark(number))
-    cupti._cupti_init()
-    try:
+
+    def in_turn() -> None:
         for _ in range(max(1, round(MILLISECONDS_BEFORE / once))):
             runs[0]()
         for run in runs * ROUNDS:
@@ -276,10 +275,9 @@ def timed(runs: list[Callable[[], Any]], case: Case) -> list[float]:
             for _ in range(repeats):
                 last = run()
         jax.block_until_ready(last)
-    finally:
-        kernels = cupti._cupti_get_timings(True)
+
     sums: list[float] = []
-    for name, milliseconds in kernels:
+    for name, milliseconds in kernels(in_turn):
         if "sine" in name:
             sums.append(0.0)
         elif sums:
@@ -301,14 +299,6 @@ def difference(found: jax.Array, expected: jax.Array) -> jax.Array:
     """The norm of the difference, relative to the expected."""
     found, expected = found.astype(jnp.float32), expected.astype(jnp.float32)
     return jnp.linalg.norm(found - expected) / jnp.linalg.norm(expected)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def random(seed: int, shape: tuple[int, ...], variance: float = 1) -> jax.Array:
-    """Numbers made in a moment."""
-    bits = jax.random.bits(jax.random.key(seed), shape, jnp.uint8)
-    scale = variance**0.5
-    return ((bits.astype(jnp.float32) - 127.5) / 74 * scale).astype(DTYPE)
 
 
 def best(results: list[Result]) -> Result:

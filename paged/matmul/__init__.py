@@ -26,13 +26,13 @@ def available(device: jax.Device) -> bool:
 
 
 def supports(x: jax.Array | jax.ShapeDtypeStruct, w: jax.Array | jax.ShapeDtypeStruct) -> bool:
-    """Whether the kernel takes x [M, K] and w [K, N], [K, 2, F] or [K, F / 32, 2, 32].
+    """Whether the kernel takes x [M, K] and w [K, N] or [K, 2, F].
 
     Both must be the same 16-bit float, and K and N or F multiples of 64: rows of 128 bytes.
     """
     half = x.dtype == w.dtype and x.dtype in (jnp.bfloat16, jnp.float16)
-    whole = w.shape[-1] == 32 and w.shape[1] % 2 == 0 if w.ndim == 4 else w.shape[-1] % 64 == 0
-    return half and w.ndim in (2, 3, 4) and w.shape[0] % 64 == 0 and whole
+    flat_or_gated = w.ndim == 2 or (w.ndim == 3 and w.shape[1] == 2)
+    return half and flat_or_gated and w.shape[0] % 64 == 0 and w.shape[-1] % 64 == 0
 
 
 def matmul(
@@ -47,12 +47,14 @@ def matmul(
     """x [M, K] times w, accumulated in float32.
 
     Args:
-        w: [K, N] gives [M, N]; gate and up [K, 2, F] give silu(x w[:, 0]) * (x w[:, 1]), [M, F];
-            [K, F / 32, 2, 32] is the same with 32 columns of either in turn.
+        w: [K, N] gives [M, N]; gate and up [K, 2, F] give silu(x w[:, 0]) * (x w[:, 1]), [M, F].
         tiling: of `tiling_for`. Its depth times its splits must divide K.
         residual: [M, N] to add, before the result is rounded.
         out_dtype: of the result; x's own by default.
         interpret: run on a CPU, in Pallas' interpreter.
+
+    Raises:
+        ValueError: for arrays that `supports` rejects, and for a tiling that cuts them unevenly.
     """
     _check(x, w, tiling)
     dtype = jnp.dtype(out_dtype or x.dtype)
@@ -76,13 +78,12 @@ def _pad(rows: jax.Array, padding: int) -> jax.Array:
 
 
 def _check(x: jax.Array, w: jax.Array, tiling: Tiling) -> None:
-    gated = w.ndim > 2
     if not supports(x, w):
         raise ValueError(
             f"the kernel multiplies 16-bit floats of one kind whose K and N are multiples of 64, "
             f"got {x.dtype} {x.shape} and {w.dtype} {w.shape}: leave these to XLA"
         )
-    if gated and tiling.splits > 1:
+    if w.ndim == 3 and tiling.splits > 1:
         raise ValueError(f"a gated product cannot be summed later, got {tiling.splits} splits")
     if w.shape[0] % (tiling.depth * tiling.splits):
         raise ValueError(

@@ -45,7 +45,7 @@ def _estimated(m: int, k: int, n: int, gated: bool, residual: bool) -> Tiling | 
     fewest = _FEWEST_GATED if gated else _FEWEST_OF_SMALL if small else _FEWEST
     if m < fewest or (m > _MOST and not gated):
         return None
-    ranked = ranked_tilings(m, k, n, run=n if gated else 0, residual=residual)
+    ranked = ranked_tilings(m, k, n, gated=gated, residual=residual)
     if not ranked:
         return None
     microseconds, tiling = ranked[0]

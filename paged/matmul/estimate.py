@@ -11,7 +11,8 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from paged.matmul.tiling import MULTIPROCESSORS, Plan, Tiling
+from paged.kernels import MULTIPROCESSORS
+from paged.matmul.tiling import ROWS, Plan, Tiling
 
 # What a multiprocessor multiplies (FLOP), receives and reads from its share of the memory (bytes),
 # and what all of them read, in a microsecond.
@@ -25,15 +26,13 @@ _REGISTERS, _THREADS, _OTHER_REGISTERS = 65536, 128, 26
 
 
 def ranked_tilings(
-    m: int, k: int, n: int, *, run: int = 0, residual: bool = False
+    m: int, k: int, n: int, *, gated: bool = False, residual: bool = False
 ) -> list[tuple[float, Tiling]]:
     """All tilings worth a try, with the microseconds they are thought to take, best first.
 
-    Args:
-        run: of gates in the weight, see `Plan`.
-        residual: see `tiling_for`.
+    For the arguments see `tiling_for`.
     """
-    plans = [_plan(m, k, n, run, residual, tiling) for tiling in _candidates(m, run > 0)]
+    plans = [_plan(m, k, n, gated, residual, tiling) for tiling in _candidates(m, gated)]
     rated = [(_microseconds(plan), plan.tiling) for plan in plans if _fits(plan)]
     return sorted(rated, key=lambda pair: pair[0])
 
@@ -47,7 +46,7 @@ def bound(m: int, k: int, columns: int) -> float:
 def _candidates(m: int, gated: bool) -> list[Tiling]:
     """The widest first: of equals they spare the caches most."""
     splits = (1,) if gated or m > 512 else (1, 2, 4)
-    tilings = _candidates_for_few(gated, splits) if m <= 64 else _candidates_for_many(m, splits)
+    tilings = _candidates_for_few(gated, splits) if m <= ROWS else _candidates_for_many(m, splits)
     # More of K at a time: fewer rounds of barriers, for which there is room with narrow tiles.
     narrow = [tiling for tiling in tilings if tiling.widths == (64,) and m <= 512]
     return tilings + [dataclasses.replace(tiling, depth=128) for tiling in narrow]
@@ -83,15 +82,14 @@ def _candidates_for_many(m: int, splits: tuple[int, ...]) -> list[Tiling]:
     ]
 
 
-def _plan(m: int, k: int, n: int, run: int, residual: bool, tiling: Tiling) -> Plan:
+def _plan(m: int, k: int, n: int, gated: bool, residual: bool, tiling: Tiling) -> Plan:
     split = tiling.splits > 1
     return Plan(
         tiling=tiling,
         m=m,
         k=k,
         n=n,
-        run=run,
-        apart=run == n,
+        gated=gated,
         residual=residual and not split,
         dtype=jnp.dtype(jnp.bfloat16),
         out_dtype=jnp.dtype(jnp.float32 if split else jnp.bfloat16),
@@ -102,11 +100,12 @@ def _plan(m: int, k: int, n: int, run: int, residual: bool, tiling: Tiling) -> P
 def _fits(plan: Plan) -> bool:
     """Whether buffers and accumulators fit into a multiprocessor, and K and columns are whole.
 
-    Rows of shared memory shorter than 128 bytes would fit, but take the copies too long.
+    Rows of shared memory shorter than 128 bytes would fit, but take the copies too long. Fewer
+    than three buffers are too few to copy ahead.
     """
     tile = plan.tiling
     whole = plan.k % (tile.depth * tile.splits) == 0 and plan.swizzle == 64
-    accumulator = tile.rows * max(tile.widths) // _THREADS
+    accumulator = ROWS * max(tile.widths) // _THREADS
     registers = _REGISTERS // (_THREADS * (tile.warpgroups + 1))
     enough = accumulator + _OTHER_REGISTERS <= registers
     return whole and enough and plan.stages >= min(3, plan.steps)

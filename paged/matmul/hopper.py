@@ -12,7 +12,6 @@ Tiles may reach over the edges of the arrays. Copies read zeros there, and write
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,9 +21,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from paged.matmul.tiling import OUTPUT_SLOTS, Plan, Tiling
-
-Ref = Any
+from paged.kernels import Ref, divide, swizzled
+from paged.matmul.tiling import OUTPUT_SLOTS, ROWS, Plan, Tiling
 
 
 class _Shared(NamedTuple):
@@ -33,7 +31,7 @@ class _Shared(NamedTuple):
     Attributes:
         x: [stages, row warpgroups, rows, depth].
         w: for each width the ring, [stages, column warpgroups, buffer rows, width].
-        w_halves: the same memory as [..., buffer rows, 2, width / 2]; empty unless gates are apart.
+        w_halves: the same memory as [..., buffer rows, 2, width / 2]; empty without gates.
         out: [warpgroups, OUTPUT_SLOTS, rows, chunk].
         full, free: of the ring.
         added: the residual's copies have arrived.
@@ -75,18 +73,17 @@ def hopper_matmul(
         tiling=tiling,
         m=x.shape[0],
         k=x.shape[1],
-        n=w.shape[1] if w.ndim == 2 else math.prod(w.shape[1:]) // 2,
-        run=w.shape[-1] if w.ndim > 2 else 0,
-        apart=w.ndim == 3,
+        n=w.shape[-1],
+        gated=w.ndim == 3,
         residual=residual is not None,
         dtype=x.dtype,
         out_dtype=jnp.dtype(out_dtype or x.dtype),
         interpreted=interpret is not None,
     )
     parts = (tiling.splits,) if tiling.splits > 1 else ()
-    kernel = plgpu.kernel(
+    return plgpu.kernel(
         functools.partial(_kernel, plan=plan),
-        kernel_name="paged_matmul_gated" if plan.run else "paged_matmul",
+        kernel_name="paged_matmul_gated" if plan.gated else "paged_matmul",
         out_type=jax.ShapeDtypeStruct((*parts, plan.m, plan.n), plan.out_dtype),
         grid=(plan.clusters,),
         grid_names=("group",),
@@ -99,44 +96,33 @@ def hopper_matmul(
             approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
         interpret=interpret,
-    )
-    flat = w if plan.apart else w.reshape(plan.k, plan.halves * plan.n)
-    return kernel(x, flat, residual)
+    )(x, w, residual)
 
 
 def _scratch(plan: Plan) -> tuple[Any, ...]:
     """See `_Shared`; the views of the ring of weights are one union."""
     tile = plan.tiling
-    operand = functools.partial(_transforms, plan.swizzle, jnp.dtype(plan.dtype).itemsize)
+    operand = functools.partial(swizzled, plan.swizzle, plan.dtype.itemsize)
+    memory = functools.partial(plgpu.SMEM, dtype=plan.dtype)
 
-    def ring(width: int, *shape: int) -> Any:
-        leading = (plan.stages, tile.column_warpgroups, plan.buffer_rows(width))
-        transforms = operand(*[1] * (len(shape) - 1))
-        return plgpu.SMEM((*leading, *shape), plan.dtype, transforms=transforms)
+    def ring(width: int) -> tuple[int, ...]:
+        return plan.stages, tile.column_warpgroups, plan.buffer_rows(width)
 
-    plain = tuple(ring(width, width) for width in tile.widths)
-    halves = tuple(ring(width, 2, width // 2) for width in tile.widths) if plan.apart else ()
-    union: Any = plgpu.RefUnion(*plain, *halves) if len(plain + halves) > 1 else plain
-    out_shape = (tile.warpgroups, OUTPUT_SLOTS, tile.rows, plan.chunk)
-    out_transforms = _transforms(plan.chunk, jnp.dtype(plan.out_dtype).itemsize)
-    weight_copies = 2 if plan.apart and plan.interpreted else 1
+    views = [memory((*ring(width), width), transforms=operand()) for width in tile.widths]
+    if plan.gated:
+        halves = [(*ring(width), 2, width // 2) for width in tile.widths]
+        views += [memory(shape, transforms=operand(1)) for shape in halves]
+    out_shape = (tile.warpgroups, OUTPUT_SLOTS, ROWS, plan.chunk)
+    out_transforms = swizzled(plan.chunk, plan.out_dtype.itemsize)
+    weight_copies = 2 if plan.gated and plan.interpreted else 1
     copies = tile.row_warpgroups + tile.column_warpgroups * weight_copies
-    x_shape = (plan.stages, tile.row_warpgroups, tile.rows, tile.depth)
     return (
-        plgpu.SMEM(x_shape, plan.dtype, transforms=operand()),
-        union,
+        memory((plan.stages, tile.row_warpgroups, ROWS, tile.depth), transforms=operand()),
+        plgpu.RefUnion(*views) if len(views) > 1 else tuple(views),
         plgpu.SMEM(out_shape, plan.out_dtype, transforms=out_transforms),
         plgpu.Barrier(num_barriers=plan.stages, num_arrivals=copies),
         _free_barriers(plan),
         plgpu.Barrier(num_barriers=(tile.warpgroups, OUTPUT_SLOTS)) if plan.residual else None,
-    )
-
-
-def _transforms(columns: int, itemsize: int, *middle: int) -> tuple[Any, ...]:
-    # Their base class is abstract by the letter, for a method whose body is empty.
-    return (
-        plgpu.TilingTransform((8, *middle, columns)),  # type: ignore[abstract]
-        plgpu.SwizzleTransform(columns * itemsize),  # type: ignore[abstract]
     )
 
 
@@ -167,7 +153,8 @@ def _kernel(
     shared = _Shared(x_ring, w_rings[:phases], w_rings[phases:], *others)
     warpgroup = lax.axis_index("warpgroup")
     computers = plan.tiling.warpgroups
-    # Each starts with its share of a multiprocessor's registers. Those that copy need few.
+    # Each starts with its share of a multiprocessor's registers, 168 of three and 128 of four. The
+    # one that copies needs few, and leaves the rest to the others.
     alone = plan.tiling.residents == 1
     more, fewer = {2: (232, 40), 3: (160, 32)}.get(computers, (0, 0)) if alone else (0, 0)
 
@@ -193,23 +180,18 @@ def _for_each_tile(plan: Plan, work: Callable[[_Tile], None]) -> None:
     """Call `work` for the tiles of this program."""
     tile = plan.tiling
     first = lax.axis_index("group")
-    group = math.gcd(plan.row_tiles, tile.group)
 
     def turn(done: jax.Array, carry: jax.Array) -> jax.Array:
-        split, index = _div_rem(first + done * plan.clusters, plan.row_tiles * plan.column_tiles)
-        stripe, index = _div_rem(index, group * plan.column_tiles)
-        column, row = _div_rem(index, group)
-        row = (stripe * group + row) * tile.row_cluster + lax.axis_index("cluster_row")
+        split, index = divide(first + done * plan.clusters, plan.row_tiles * plan.column_tiles)
+        stripe, index = divide(index, plan.stripe * plan.column_tiles)
+        column, row = divide(index, plan.stripe)
+        row = (stripe * plan.stripe + row) * tile.row_cluster + lax.axis_index("cluster_row")
         column = column * tile.column_cluster + lax.axis_index("cluster_column")
         work(_Tile(split, row * tile.height, column * plan.columns, done))
         return carry
 
     turns = lax.div(plan.tiles - first + plan.clusters - 1, plan.clusters)
     lax.fori_loop(0, turns, turn, jnp.int32(0))
-
-
-def _div_rem(number: jax.Array, by: int) -> tuple[jax.Array, jax.Array]:
-    return lax.div(number, by), lax.rem(number, by)
 
 
 def _copy(x_ref: Ref, w_ref: Ref, shared: _Shared, plan: Plan, place: _Tile) -> None:
@@ -237,7 +219,7 @@ def _fill(
     pl.when(count >= plan.stages)(lambda: plgpu.barrier_wait(shared.free.at[slot]))
     depth = _span((place.split * plan.steps + step) * tile.depth, tile.depth)
     for i in range(tile.row_warpgroups):
-        rows = _span(place.row + i * tile.rows, plan.rows_loaded, 8)
+        rows = _span(place.row + i * ROWS, plan.rows_loaded, 8)
         target = shared.x.at[slot, i, pl.ds(0, plan.rows_loaded)]
         _multicast(x_ref.at[rows, depth], target, full, "cluster_column", tile.column_cluster)
     for j in range(tile.column_warpgroups):
@@ -257,13 +239,13 @@ def _column(plan: Plan, place: _Tile, phase: int, j: jax.Array | int) -> jax.Arr
     return place.column + before + j * plan.out_widths[phase]
 
 
-def _span(start: jax.Array, size: int, unit: int | None = None) -> Any:
+def _span(start: jax.Array, size: int, unit: int | None = None) -> pl.Slice:
     return pl.ds(pl.multiple_of(start, unit or size), size)
 
 
 def _copy_weight(
     w_ref: Ref,
-    depth: Any,
+    depth: pl.Slice,
     column: jax.Array,
     slot: jax.Array,
     j: int,
@@ -272,21 +254,20 @@ def _copy_weight(
     shared: _Shared,
     plan: Plan,
 ) -> None:
+    """Copy the columns of column warpgroup `j` from `column` on: with gates, of either half."""
     rows = pl.ds(0, plan.tiling.depth)
     copy = functools.partial(
         _multicast, full=full, axis="cluster_row", sharers=plan.tiling.row_cluster
     )
-    half = plan.out_widths[phase]
-    if not plan.apart:
-        columns = _span(column * plan.halves, plan.tiling.widths[phase], plan.swizzle)
+    width = plan.out_widths[phase]
+    columns = _span(column, width, plan.swizzle)
+    if not plan.gated:
         copy(w_ref.at[depth, columns], shared.w[phase].at[slot, j, rows])
     elif plan.interpreted:  # which does not know that the views share their memory
-        columns = _span(column, half, plan.swizzle)
-        for h in range(2):
-            target = shared.w[phase].at[slot, j, rows, pl.ds(h * half, half)]
-            copy(w_ref.at[depth, h, columns], target)
+        for half in range(2):
+            target = shared.w[phase].at[slot, j, rows, pl.ds(half * width, width)]
+            copy(w_ref.at[depth, half, columns], target)
     else:
-        columns = _span(column, half, plan.swizzle)
         copy(w_ref.at[depth, :, columns], shared.w_halves[phase].at[slot, j, rows])
 
 
@@ -303,8 +284,8 @@ def _compute(
     place: _Tile,
 ) -> None:
     """One warpgroup's part of a tile."""
-    i, j = _div_rem(warpgroup, plan.tiling.column_warpgroups)
-    row = place.row + i * plan.tiling.rows
+    i, j = divide(warpgroup, plan.tiling.column_warpgroups)
+    row = place.row + i * ROWS
     for phase, width in enumerate(plan.out_widths):
         column = _column(plan, place, phase, j)
         output = _Output(
@@ -337,7 +318,7 @@ def _products(
         lax.fori_loop(0, plan.steps, step, jnp.int32(0))
         return acc[...]
 
-    shape = (tile.rows, tile.widths[phase])
+    shape = (ROWS, tile.widths[phase])
     acc = pl.run_scoped(all_steps, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
     release(before + plan.steps - 1)
     return acc
@@ -387,10 +368,10 @@ class _Output(NamedTuple):
 
     def _values(self, acc: jax.Array, c: int) -> jax.Array:
         chunk = self.plan.chunk
-        if not self.plan.run:
-            return acc[:, c * chunk : (c + 1) * chunk]
-        at_gate, at_up = self.plan.gate_and_gated(acc.shape[1], c * chunk)
-        gate, up = acc[:, at_gate : at_gate + chunk], acc[:, at_up : at_up + chunk]
+        columns = slice(c * chunk, (c + 1) * chunk)
+        if not self.plan.gated:
+            return acc[:, columns]
+        gate, up = acc[:, : self.width][:, columns], acc[:, self.width :][:, columns]
         return gate * up / (1 + jnp.exp(-gate))
 
     def _copy_residual(self, c: int) -> None:

@@ -8,14 +8,18 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-# Of an H100 and an H200. A smaller GPU runs the same programs in more than one go.
-MULTIPROCESSORS = 132
+from paged.kernels import MULTIPROCESSORS
+
+# Rows of a warpgroup's accumulator: what its tensor cores multiply at a time.
+ROWS = 64
 # Shared memory of a multiprocessor, and what each program costs besides its own: its barriers too.
 _SHARED_BYTES, _SHARED_BYTES_LOST = 233472, 2048
 # More buffers than this hide nothing more.
 _MAX_STAGES = 12
 # Buffers through which a warpgroup's output leaves.
 OUTPUT_SLOTS = 2
+# Row tiles after which the next columns follow: what they read of x stays in the cache.
+_STRIPE = 8
 
 
 @dataclass(frozen=True)
@@ -23,18 +27,15 @@ class Tiling:
     """How a product is cut.
 
     Attributes:
-        rows: of a warpgroup's accumulator, 64 or 128.
         widths: columns of the weight in a warpgroup's accumulators, one after the other: a program
             computes the columns of the first for all of K, then those of the second.
         row_warpgroups, column_warpgroups: that multiply.
         row_cluster, column_cluster: programs of a cluster.
         depth: elements of K in a buffer.
         splits: parts of K, each summed apart.
-        group: row tiles after which the next columns follow, for the sake of the cache.
         residents: programs that a multiprocessor runs at a time.
     """
 
-    rows: int = 64
     widths: tuple[int, ...] = (256,)
     row_warpgroups: int = 2
     column_warpgroups: int = 1
@@ -42,13 +43,12 @@ class Tiling:
     column_cluster: int = 1
     depth: int = 64
     splits: int = 1
-    group: int = 8
     residents: int = 1
 
     @property
     def height(self) -> int:
         """Rows of x that a program takes."""
-        return self.rows * self.row_warpgroups
+        return ROWS * self.row_warpgroups
 
     @property
     def warpgroups(self) -> int:
@@ -68,8 +68,7 @@ class Plan:
     Attributes:
         tiling: see there.
         m, k, n: x is [m, k], the output [m, n].
-        run: columns of gates in the weight, before as many that they gate; 0 if there are none.
-        apart: the weight is [k, 2, n], all gates before all that they gate (then `run` is n).
+        gated: the weight is [k, 2, n], all gates before all that they gate, not [k, n].
         residual: an [m, n] array is added.
         dtype: of the operands.
         out_dtype: of the output.
@@ -80,8 +79,7 @@ class Plan:
     m: int
     k: int
     n: int
-    run: int
-    apart: bool
+    gated: bool
     residual: bool
     dtype: jnp.dtype
     out_dtype: jnp.dtype
@@ -90,7 +88,7 @@ class Plan:
     @property
     def halves(self) -> int:
         """Columns of the weight for a column of the output."""
-        return 2 if self.run else 1
+        return 2 if self.gated else 1
 
     @property
     def out_widths(self) -> tuple[int, ...]:
@@ -100,22 +98,17 @@ class Plan:
     @property
     def swizzle(self) -> int:
         """Elements of a swizzled row of the operands in shared memory."""
-        return math.gcd(64, *(self.out_widths if self.apart else self.tiling.widths))
+        return math.gcd(64, *self.out_widths)
 
     @property
     def chunk(self) -> int:
-        """Columns of the output that leave at once, at most 128 bytes of a row.
-
-        With 128 rows for a warpgroup half of that, or else their buffers take too much memory.
-        """
-        row_bytes = 128 if self.tiling.rows == 64 else 64
-        run = self.run or self.n
-        return math.gcd(row_bytes // jnp.dtype(self.out_dtype).itemsize, run, *self.out_widths)
+        """Columns of the output that leave at once, at most 128 bytes of a row."""
+        return math.gcd(128 // self.out_dtype.itemsize, self.n, *self.out_widths)
 
     @property
     def rows_loaded(self) -> int:
         """Rows of x that a warpgroup's accumulator has: few tokens do not fill it."""
-        return min(self.tiling.rows, pl.cdiv(self.m, 8) * 8)
+        return min(ROWS, pl.cdiv(self.m, 8) * 8)
 
     @property
     def row_tiles(self) -> int:
@@ -126,6 +119,11 @@ class Plan:
     def columns(self) -> int:
         """Columns of the output that a program computes for its rows."""
         return sum(self.out_widths) * self.tiling.column_warpgroups
+
+    @property
+    def stripe(self) -> int:
+        """Row tiles that are computed for all columns before the next."""
+        return math.gcd(self.row_tiles, _STRIPE)
 
     @property
     def column_tiles(self) -> int:
@@ -151,7 +149,7 @@ class Plan:
     @property
     def stages(self) -> int:
         """Buffers of the ring: as many as there is memory for."""
-        tile, item = self.tiling, jnp.dtype(self.dtype).itemsize
+        tile, item = self.tiling, self.dtype.itemsize
         width = max(tile.widths)
         weight = tile.column_warpgroups * self.buffer_rows(width) * width * item
         stage = tile.height * tile.depth * item + weight
@@ -160,17 +158,11 @@ class Plan:
 
     @property
     def _output_bytes(self) -> int:
-        staged = self.tiling.warpgroups * OUTPUT_SLOTS * self.tiling.rows * self.chunk
-        return staged * jnp.dtype(self.out_dtype).itemsize
+        staged = self.tiling.warpgroups * OUTPUT_SLOTS * ROWS * self.chunk
+        return staged * self.out_dtype.itemsize
 
     def buffer_rows(self, width: int) -> int:
         """Rows of a weight buffer `width` columns wide: all buffers of a ring are one size."""
         depth, widths = self.tiling.depth, self.tiling.widths
         unit = math.lcm(*(8 * width for width in widths))
         return pl.cdiv(depth * max(widths), unit) * unit // width
-
-    def gate_and_gated(self, width: int, column: int) -> tuple[int, int]:
-        """Where an accumulator of `width` has the two that make an output column."""
-        run = width // 2 if self.apart else self.run
-        gate = column // run * 2 * run + column % run
-        return gate, gate + run

@@ -80,9 +80,8 @@ def test_float32_output_of_float16() -> None:
         Tiling(widths=(128,), row_cluster=2),
         Tiling(widths=(128,), column_cluster=2),
         Tiling(widths=(128,), row_warpgroups=1, column_warpgroups=2),
-        Tiling(widths=(128,), row_cluster=2, column_cluster=2, group=2),
-        Tiling(rows=128, widths=(128,), row_warpgroups=1, column_warpgroups=2, row_cluster=2),
-        Tiling(rows=128, widths=(128,), column_cluster=2, depth=128),
+        Tiling(widths=(128,), row_cluster=2, column_cluster=2),
+        Tiling(widths=(128,), column_cluster=2, depth=128),
     ],
     ids=str,
 )
@@ -101,6 +100,7 @@ def test_what_is_left_to_xla() -> None:
     assert not takes("float32", 128, 64)
     assert not takes("bfloat16", 96, 64)
     assert not takes("bfloat16", 128, 96)
+    assert not takes("bfloat16", 128, 3, 64)
 
 
 def test_what_the_kernel_cannot_do_is_refused() -> None:

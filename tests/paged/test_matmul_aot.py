@@ -88,5 +88,5 @@ def test_what_the_estimate_prefers(
     product: Product, m: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     gated, k, n = product
-    for _, tiling in ranked_tilings(m, k, n, run=n if gated else 0, residual=not gated)[:4]:
+    for _, tiling in ranked_tilings(m, k, n, gated=gated, residual=not gated)[:4]:
         compile_product(product, m, tiling, monkeypatch, capfd)
