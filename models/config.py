@@ -17,8 +17,6 @@ from paged.errors import ConfigError
 from paged.models.activations import ACTIVATIONS
 from paged.models.config_values import TOO_MANY, count, flag, number, shown
 
-# One thing under the names that families have for it.
-_NORM_EPS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon")
 _LAYER_TYPES = ("sliding_attention", "full_attention")
 SUPPORTED_DTYPES = {
     "float32": jnp.float32,
@@ -204,7 +202,7 @@ def parse_config(data: Mapping[str, Any], extras: Any = None) -> ModelConfig:
         rope_theta=number(rope, "rope_theta"),
         rope_scaling=_rope_scaling(rope, data),
         partial_rotary_factor=number(rope, "partial_rotary_factor"),
-        norm_eps=number(data, next(filter(data.__contains__, _NORM_EPS), ""), 1e-6),
+        norm_eps=number(data, "rms_norm_eps", 1e-6),
         tie_word_embeddings=flag(data, "tie_word_embeddings"),
         attention_bias=flag(data, "attention_bias"),
         mlp_bias=flag(data, "mlp_bias"),
@@ -267,7 +265,7 @@ def _refuse_quantized(data: Mapping[str, Any]) -> None:
 
 
 def _activation(data: Mapping[str, Any]) -> str:
-    name = data.get("hidden_activation") or data.get("hidden_act", "silu")
+    name = data.get("hidden_act", "silu")
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ConfigError(
             f"hidden_act {shown(name)} is not supported; supported: {', '.join(ACTIVATIONS)}"

@@ -31,6 +31,7 @@ from paged.models.rope import Rotation, rotate
 
 DEFAULTS: dict[str, Any] = {
     **gemma.DEFAULTS,
+    "hidden_activation": "gelu_pytorch_tanh",
     "query_pre_attn_scalar": 256,
     "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0,
@@ -62,7 +63,7 @@ def configure(data: Mapping[str, Any]) -> ModelConfig:
         score_cap=optional_number(data, "attn_logit_softcapping"),
         logit_cap=optional_number(data, "final_logit_softcapping"),
     )
-    return parse_config(data, extras)
+    return parse_config({**data, "hidden_act": data["hidden_activation"]}, extras)
 
 
 def specs(config: ModelConfig) -> DecoderParams:

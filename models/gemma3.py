@@ -77,7 +77,8 @@ def configure(data: Mapping[str, Any]) -> ModelConfig:
         logit_cap=optional_number(data, "final_logit_softcapping"),
         local_theta=number(local, "rope_theta"),
     )
-    config = parse_config({**data, "rope_parameters": _rope_of("full_attention", data)}, extras)
+    full, activation = _rope_of("full_attention", data), data["hidden_activation"]
+    config = parse_config({**data, "rope_parameters": full, "hidden_act": activation}, extras)
     scaling = config.rope_scaling
     if scaling is None or scaling.kind != "linear":
         return config

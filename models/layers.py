@@ -196,6 +196,18 @@ def offset_rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     return rms_norm(x, 1 + weight.astype(jnp.float32), eps)
 
 
+def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array | None, eps: float) -> jax.Array:
+    """Centre x [..., D], scale it to unit variance, then by `weight`, and add `bias`; in float32.
+
+    Both are [D], or have axes before it that x has too; the result has x's dtype.
+    """
+    wide = x.astype(jnp.float32)
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    scale = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    out = centred * scale * weight.astype(jnp.float32)
+    return (out if bias is None else out + bias.astype(jnp.float32)).astype(x.dtype)
+
+
 def split_qkv(qkv: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """[T, Hkv, G + 2, E] to queries [T, Hq, E], keys and values [T, Hkv, E]."""
     tokens, heads, rows, size = qkv.shape

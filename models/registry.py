@@ -11,7 +11,20 @@ import jax
 from paged.attention import AttentionMetadata
 from paged.cache import PagedKVCache
 from paged.errors import ConfigError
-from paged.models import gemma, gemma2, gemma3, llama, mistral, olmo2, phi3, qwen2, qwen3
+from paged.models import (
+    cohere,
+    cohere2,
+    gemma,
+    gemma2,
+    gemma3,
+    granite,
+    llama,
+    mistral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+)
 from paged.models.config import ModelConfig, architecture_of, parse_config
 from paged.models.layers import DecoderParams, logits
 
@@ -55,6 +68,15 @@ FAMILIES: dict[str, Family] = {
     ),
     "Phi3ForCausalLM": Family(phi3.DEFAULTS, phi3.specs, phi3.forward, logits),
     "Olmo2ForCausalLM": Family(olmo2.DEFAULTS, olmo2.specs, olmo2.forward, logits, olmo2.configure),
+    "GraniteForCausalLM": Family(
+        granite.DEFAULTS, granite.specs, granite.forward, granite.scaled_logits, granite.configure
+    ),
+    "CohereForCausalLM": Family(
+        cohere.DEFAULTS, cohere.specs, cohere.forward, cohere.scaled_logits, cohere.configure
+    ),
+    "Cohere2ForCausalLM": Family(
+        cohere2.DEFAULTS, cohere2.specs, cohere2.forward, cohere2.scaled_logits, cohere2.configure
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021), half-split, with the scalings checkpoints ask for.
+"""Rotary position embedding (Su et al. 2021), with the scalings checkpoints ask for.
 
 Frequencies are worked out on the host in float32, in the order of operations of Hugging Face
 transformers, so that long positions turn by the same angle.
@@ -38,10 +38,25 @@ def rotate(x: jax.Array, angles: Rotation | None) -> jax.Array:
     if angles is None:
         return x
     half = angles.cos.shape[-1]
-    first, second, rest = jnp.split(x.astype(jnp.float32), (half, 2 * half), axis=-1)
+    first, second, rest = jnp.split(x, (half, 2 * half), axis=-1)
+    return jnp.concatenate((*_turned(first, second, angles), rest), axis=-1)
+
+
+def rotate_pairs(x: jax.Array, angles: Rotation | None) -> jax.Array:
+    """As `rotate`, where neighbours are pairs: 2i and 2i + 1."""
+    if angles is None:
+        return x
+    half = angles.cos.shape[-1]
+    pairs = x[..., : 2 * half].reshape(*x.shape[:-1], half, 2)
+    turned = jnp.stack(_turned(pairs[..., 0], pairs[..., 1], angles), axis=-1)
+    return jnp.concatenate((turned.reshape(*x.shape[:-1], -1), x[..., 2 * half :]), axis=-1)
+
+
+def _turned(first: jax.Array, second: jax.Array, angles: Rotation) -> tuple[jax.Array, jax.Array]:
+    """Pairs [T, H, N / 2] turned by each token's angles, in float32 and back to their dtype."""
+    a, b = first.astype(jnp.float32), second.astype(jnp.float32)
     cos, sin = angles.cos[:, None], angles.sin[:, None]
-    parts = (first * cos - second * sin, second * cos + first * sin, rest)
-    return jnp.concatenate(parts, axis=-1).astype(x.dtype)
+    return (a * cos - b * sin).astype(first.dtype), (b * cos + a * sin).astype(first.dtype)
 
 
 def rope_frequencies(config: ModelConfig) -> np.ndarray:

@@ -20,12 +20,18 @@ from typing import Any
 import numpy as np
 import torch  # type: ignore[import-not-found]
 from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -71,6 +77,7 @@ ODD: dict[str, Any] = {
     "num_key_value_heads": 3,
     "head_dim": 20,
 }
+COHERE = {"layer_norm_eps": 1e-3, "logit_scale": 0.3}
 # Sizes that the kernels for Hopper take: heads of 64 elements, and weights worth their while.
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64}
 
@@ -120,6 +127,25 @@ def longrope(original: int) -> dict[str, Any]:
 
 def olmo2(**changes: Any) -> PreTrainedModel:
     return Olmo2ForCausalLM(Olmo2Config(**SIZES | ODD | {"pad_token_id": 0} | changes))
+
+
+def granite(**changes: Any) -> PreTrainedModel:
+    factors = {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.3,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 2.0,
+    }
+    return GraniteForCausalLM(GraniteConfig(**SIZES | ODD | factors | changes))
+
+
+def cohere(**changes: Any) -> PreTrainedModel:
+    return CohereForCausalLM(CohereConfig(**SIZES | ODD | COHERE | changes))
+
+
+def cohere2(**changes: Any) -> PreTrainedModel:
+    sizes = SIZES | ODD | COHERE | {"sliding_window": 8}
+    return Cohere2ForCausalLM(Cohere2Config(**sizes | changes))
 
 
 def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
@@ -175,6 +201,13 @@ def models() -> dict[str, PreTrainedModel]:
         "phi3_longrope_long": phi3(**longrope(32)),
         "olmo2": olmo2(),
         "olmo2_bias_tied": olmo2(attention_bias=True, tie_word_embeddings=True),
+        "granite": granite(),
+        "granite_bias_tied": granite(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+        "cohere": cohere(),
+        "cohere_qk_norm_bias_untied": cohere(
+            use_qk_norm=True, attention_bias=True, tie_word_embeddings=False
+        ),
+        "cohere2": cohere2(sliding_window_pattern=2),
     }
 
 
