@@ -25,20 +25,30 @@ from paged.models.weights import (
 
 
 @struct.dataclass
-class LayerParams:
-    """Weights of one pre-norm decoder layer.
+class AttentionParams:
+    """Weights of the attention of a pre-norm layer.
 
     Attributes:
-        attention_norm, mlp_norm: [D].
+        attention_norm: [D].
         qkv: D to [Hkv, G + 2, E]: the query heads of a group, then its key, then its value head.
         out: Hq * E to D.
-        gate_up: D to [2, F].
-        down: F to D.
     """
 
     attention_norm: jax.Array
     qkv: Linear
     out: Linear
+
+
+@struct.dataclass
+class LayerParams(AttentionParams):
+    """Weights of one pre-norm decoder layer.
+
+    Attributes:
+        mlp_norm: [D].
+        gate_up: D to [2, F].
+        down: F to D.
+    """
+
     mlp_norm: jax.Array
     gate_up: Linear
     down: Linear
@@ -63,13 +73,13 @@ class DecoderParams:
     Attributes:
         embedding: of the tokens; also makes the logits when `head` is None.
         layers: one record a layer.
-        final_norm: [D].
+        final_norm: [D], or whatever else the family's norm takes.
         head: D to V, or None when tied to the embedding.
     """
 
     embedding: Embedding
     layers: tuple[Any, ...]
-    final_norm: jax.Array
+    final_norm: Any
     head: Linear | None
 
 
@@ -218,6 +228,12 @@ def split_qkv(qkv: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 def merge_heads(x: jax.Array) -> jax.Array:
     """[T, H, E] to [T, H * E]."""
     return x.reshape(x.shape[0], -1)
+
+
+def add_mlp(params: LayerParams, x: jax.Array, config: ModelConfig) -> jax.Array:
+    """x [T, D] plus what the MLP of a pre-norm layer makes of it."""
+    normed = rms_norm(x, params.mlp_norm, config.norm_eps)
+    return params.down.added_to(x, params.gate_up.gated(normed, config.hidden_act))
 
 
 def decode(

@@ -11,8 +11,10 @@ from paged.attention import AttentionMetadata, Scoring, paged_attention
 from paged.cache import Pages
 from paged.models.config import ModelConfig
 from paged.models.layers import (
+    AttentionParams,
     DecoderParams,
     LayerParams,
+    add_mlp,
     decode,
     decoder_specs,
     layer_specs,
@@ -32,6 +34,25 @@ def specs(config: ModelConfig) -> DecoderParams:
     return decoder_specs(config, layer)
 
 
+def attend(
+    params: AttentionParams,
+    x: jax.Array,
+    pages: Pages,
+    angles: Rotation | None,
+    meta: AttentionMetadata,
+    *,
+    config: ModelConfig,
+    window: int | None,
+) -> tuple[jax.Array, Pages]:
+    """The attention of `layer`, added to x [T, D]."""
+    normed = rms_norm(x, params.attention_norm, config.norm_eps)
+    q, k, v = split_qkv(params.qkv(normed))
+    q, k = rotate(q, angles), rotate(k, angles)
+    scoring = Scoring(config.head_dim**-0.5, window)
+    attended, pages = paged_attention(q, k, v, pages, meta, scoring)
+    return params.out.added_to(x, merge_heads(attended)), pages
+
+
 @partial(jax.jit, static_argnames=("config", "window"))
 def layer(
     params: LayerParams,
@@ -44,14 +65,8 @@ def layer(
     window: int | None,
 ) -> tuple[jax.Array, Pages]:
     """See `paged.models.layers.Layer`."""
-    normed = rms_norm(x, params.attention_norm, config.norm_eps)
-    q, k, v = split_qkv(params.qkv(normed))
-    q, k = rotate(q, angles), rotate(k, angles)
-    scoring = Scoring(config.head_dim**-0.5, window)
-    attended, pages = paged_attention(q, k, v, pages, meta, scoring)
-    x = params.out.added_to(x, merge_heads(attended))
-    normed = rms_norm(x, params.mlp_norm, config.norm_eps)
-    return params.down.added_to(x, params.gate_up.gated(normed, config.hidden_act)), pages
+    x, pages = attend(params, x, pages, angles, meta, config=config, window=window)
+    return add_mlp(params, x, config), pages
 
 
 forward = partial(decode, layer)

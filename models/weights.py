@@ -23,7 +23,7 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from paged import matmul
-from paged.models.activations import ACTIVATIONS
+from paged.models.activations import gate
 
 Init = Literal["normal", "ones", "zeros"]
 
@@ -71,9 +71,7 @@ class Dense:
         return residual + self(x)
 
     def gated(self, x: jax.Array, activation: str) -> jax.Array:
-        both = self(x)
-        gate, up = both[:, 0].astype(jnp.float32), both[:, 1].astype(jnp.float32)
-        return (ACTIVATIONS[activation](gate) * up).astype(both.dtype)
+        return gate(self(x), activation)
 
 
 @struct.dataclass
