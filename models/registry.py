@@ -20,10 +20,12 @@ from paged.models import (
     granite,
     llama,
     mistral,
+    mixtral,
     olmo2,
     phi3,
     qwen2,
     qwen3,
+    starcoder2,
 )
 from paged.models.config import ModelConfig, architecture_of, parse_config
 from paged.models.layers import DecoderParams, logits
@@ -61,6 +63,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "LlamaForCausalLM": Family(llama.DEFAULTS, llama.specs, llama.forward, logits),
     "MistralForCausalLM": Family(mistral.DEFAULTS, mistral.specs, mistral.forward, logits),
+    "MixtralForCausalLM": Family(
+        mixtral.DEFAULTS, mixtral.specs, mixtral.forward, logits, mixtral.configure
+    ),
     "Qwen2ForCausalLM": Family(qwen2.DEFAULTS, qwen2.specs, qwen2.forward, logits),
     "Qwen3ForCausalLM": Family(qwen3.DEFAULTS, qwen3.specs, qwen3.forward, logits),
     "Gemma3ForCausalLM": Family(
@@ -76,6 +81,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "Cohere2ForCausalLM": Family(
         cohere2.DEFAULTS, cohere2.specs, cohere2.forward, cohere2.scaled_logits, cohere2.configure
+    ),
+    "Starcoder2ForCausalLM": Family(
+        starcoder2.DEFAULTS, starcoder2.specs, starcoder2.forward, logits, starcoder2.configure
     ),
 }
 

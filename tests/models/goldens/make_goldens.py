@@ -36,6 +36,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Phi3Config,
@@ -46,6 +48,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
 )
 
 from tests.models.goldens.tiny_weights import tiny_weight
@@ -88,6 +92,11 @@ def llama(**changes: Any) -> PreTrainedModel:
 
 def mistral(**changes: Any) -> PreTrainedModel:
     return MistralForCausalLM(MistralConfig(**SIZES | {"sliding_window": None} | changes))
+
+
+def mixtral(**changes: Any) -> PreTrainedModel:
+    sizes = SIZES | ODD | {"num_local_experts": 7, "num_experts_per_tok": 3}
+    return MixtralForCausalLM(MixtralConfig(**sizes | changes))
 
 
 def qwen2(**changes: Any) -> PreTrainedModel:
@@ -148,6 +157,11 @@ def cohere2(**changes: Any) -> PreTrainedModel:
     return Cohere2ForCausalLM(Cohere2Config(**sizes | changes))
 
 
+def starcoder2(**changes: Any) -> PreTrainedModel:
+    sizes = SIZES | ODD | {"norm_epsilon": 1e-3}
+    return Starcoder2ForCausalLM(Starcoder2Config(**sizes | changes))
+
+
 def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_type": rope_type, "rope_theta": 10000.0, **parameters}
 
@@ -175,6 +189,8 @@ def models() -> dict[str, PreTrainedModel]:
         "llama_rope_yarn_mscale": llama(rope_parameters=mscale),
         "mistral": mistral(head_dim=32),
         "mistral_window": mistral(sliding_window=8),
+        "mixtral": mixtral(),
+        "mixtral_window_tied": mixtral(sliding_window=8, tie_word_embeddings=True),
         "qwen2": qwen2(),
         "qwen2_window": qwen2(**window),
         "qwen3": qwen3(),
@@ -208,6 +224,8 @@ def models() -> dict[str, PreTrainedModel]:
             use_qk_norm=True, attention_bias=True, tie_word_embeddings=False
         ),
         "cohere2": cohere2(sliding_window_pattern=2),
+        "starcoder2": starcoder2(sliding_window=8),
+        "starcoder2_plain_untied": starcoder2(use_bias=False, tie_word_embeddings=False),
     }
 
 
@@ -215,10 +233,26 @@ def models() -> dict[str, PreTrainedModel]:
 def set_weights(model: PreTrainedModel) -> dict[str, list[int]]:
     """Give every parameter its drawn values; returns names and shapes."""
     shapes = {}
-    for name, parameter in model.named_parameters():
-        parameter.copy_(torch.from_numpy(tiny_weight(name, tuple(parameter.shape))))
-        shapes[name] = list(parameter.shape)
+    for parameter_name, parameter in model.named_parameters():
+        for name, tensor in stored(parameter_name, parameter, model.config.model_type).items():
+            tensor.copy_(torch.from_numpy(tiny_weight(name, tuple(tensor.shape))))
+            shapes[name] = list(tensor.shape)
     return shapes
+
+
+def stored(name: str, parameter: torch.Tensor, model_type: str) -> dict[str, torch.Tensor]:
+    """What a checkpoint stores of a parameter, as views: a tensor for each part of each expert."""
+    gate, up, down = ("gate_proj", "up_proj", "down_proj")
+    if model_type == "mixtral":
+        gate, up, down = ("w1", "w3", "w2")
+        name = name.replace(".mlp.", ".block_sparse_moe.")
+    prefix, _, kind = name.rpartition(".experts.")
+    views: dict[str, torch.Tensor] = {}
+    for expert, weight in enumerate(parameter if prefix else ()):
+        names = {"gate_up_proj": (gate, up), "down_proj": (down,)}[kind]
+        parts = zip(names, weight.chunk(len(names)), strict=True)
+        views |= {f"{prefix}.experts.{expert}.{part}.weight": view for part, view in parts}
+    return views or {name: parameter}
 
 
 @torch.no_grad()

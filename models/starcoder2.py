@@ -1,0 +1,133 @@
+"""StarCoder2: layer norms, biases everywhere, and an MLP without a gate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from paged.attention import AttentionMetadata, Scoring, paged_attention
+from paged.cache import PagedKVCache, Pages
+from paged.models.activations import ACTIVATIONS
+from paged.models.config import ModelConfig, parse_config
+from paged.models.layers import (
+    DecoderParams,
+    decoder_specs,
+    layer_norm,
+    merge_heads,
+    out_projection,
+    qkv_projection,
+    run_layers,
+    split_qkv,
+)
+from paged.models.rope import Rotation, rotate, rotation
+from paged.models.weights import Linear, linear, vector
+
+# A window in config.json applies to every layer.
+DEFAULTS: dict[str, Any] = {
+    "hidden_act": "gelu_pytorch_tanh",
+    "max_position_embeddings": 4096,
+    "norm_epsilon": 1e-5,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "use_bias": True,
+    "use_sliding_window": True,
+}
+
+
+@struct.dataclass
+class Norm:
+    """Weights of a layer norm, each [D]."""
+
+    weight: jax.Array
+    bias: jax.Array
+
+
+@struct.dataclass
+class Starcoder2LayerParams:
+    """Weights of one layer; for `qkv` and `out` see `paged.models.layers.LayerParams`.
+
+    Attributes:
+        up: D to F.
+        down: F to D.
+    """
+
+    attention_norm: Norm
+    qkv: Linear
+    out: Linear
+    mlp_norm: Norm
+    up: Linear
+    down: Linear
+
+
+def configure(data: Mapping[str, Any]) -> ModelConfig:
+    """See `paged.models.registry.Family`."""
+    bias = {"attention_bias": data["use_bias"], "mlp_bias": data["use_bias"]}
+    return parse_config({**data, **bias, "rms_norm_eps": data["norm_epsilon"]})
+
+
+def specs(config: ModelConfig) -> DecoderParams:
+    """Description of the parameters."""
+    return decoder_specs(config, partial(_layer_specs, config), norm=_norm)
+
+
+def _layer_specs(config: ModelConfig, index: int) -> Starcoder2LayerParams:
+    prefix, size, inner = f"model.layers.{index}", config.hidden_size, config.intermediate_size
+    attention, bias = f"{prefix}.self_attn", config.attention_bias
+    up, down = f"{prefix}.mlp.c_fc", f"{prefix}.mlp.c_proj"
+    return Starcoder2LayerParams(
+        attention_norm=_norm(f"{prefix}.input_layernorm", size),
+        qkv=qkv_projection(attention, config, bias=bias),
+        out=out_projection(attention, config, bias=bias),
+        mlp_norm=_norm(f"{prefix}.post_attention_layernorm", size),
+        up=linear(up, size, inner, bias=config.mlp_bias, axes=(None, "mlp")),
+        down=linear(down, inner, size, bias=config.mlp_bias, axes=("mlp", None)),
+    )
+
+
+def _norm(name: str, size: int) -> Any:
+    return Norm(vector(f"{name}.weight", size, "ones"), vector(f"{name}.bias", size, "zeros"))
+
+
+def _normalise(x: jax.Array, params: Norm, config: ModelConfig) -> jax.Array:
+    return layer_norm(x, params.weight, params.bias, config.norm_eps)
+
+
+@partial(jax.jit, static_argnames=("config", "window"))
+def layer(
+    params: Starcoder2LayerParams,
+    x: jax.Array,
+    pages: Pages,
+    angles: Rotation | None,
+    meta: AttentionMetadata,
+    *,
+    config: ModelConfig,
+    window: int | None,
+) -> tuple[jax.Array, Pages]:
+    """See `paged.models.layers.Layer`."""
+    q, k, v = split_qkv(params.qkv(_normalise(x, params.attention_norm, config)))
+    q, k = rotate(q, angles), rotate(k, angles)
+    scoring = Scoring(config.head_dim**-0.5, window)
+    attended, pages = paged_attention(q, k, v, pages, meta, scoring)
+    x = params.out.added_to(x, merge_heads(attended))
+    inner = params.up(_normalise(x, params.mlp_norm, config)).astype(jnp.float32)
+    inner = ACTIVATIONS[config.hidden_act](inner).astype(x.dtype)
+    return params.down.added_to(x, inner), pages
+
+
+def forward(
+    params: DecoderParams,
+    config: ModelConfig,
+    tokens: jax.Array,
+    cache: PagedKVCache,
+    meta: AttentionMetadata,
+) -> tuple[jax.Array, PagedKVCache]:
+    """See `paged.models.registry.Family`."""
+    x = params.embedding.lookup(tokens)
+    angles = [rotation(config, meta.positions)] * config.num_layers
+    x, cache = run_layers(layer, params, config, x, angles, cache, meta)
+    return _normalise(x, params.final_norm, config), cache
