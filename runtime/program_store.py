@@ -4,6 +4,9 @@ JAX's own compilation cache is asked with a program that has been traced and low
 hundred programs that alone is most of a start. Here the question is what the program is made from:
 this package's source, the versions and flags of the compiler, the device, and the shapes. Whoever
 can write to the folder can make the engine run anything, as with JAX's own cache.
+
+A file is the digest of its name and of what follows, then the program: machine code that was
+damaged on its way, or that is another program's, would load and end the process when it is called.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import logging
 import os
 import pickle
 import platform
-import tempfile
+import secrets
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import version
@@ -27,6 +30,7 @@ from jax.stages import Compiled
 logger = logging.getLogger(__name__)
 
 Loader = Callable[[], Compiled]
+_DIGEST_SIZE = hashlib.sha256().digest_size
 
 
 def load_or_compile(what: Any, make: Loader) -> Compiled:
@@ -35,6 +39,7 @@ def load_or_compile(what: Any, make: Loader) -> Compiled:
     Args:
         what: all that makes the program this one beside source, compiler and device; its `repr`
             must tell it from every other.
+        make: compiles it, from a function that was `named_apart`.
     """
     folder = jax.config.jax_compilation_cache_dir
     if folder is None:
@@ -44,12 +49,30 @@ def load_or_compile(what: Any, make: Loader) -> Compiled:
     return _load(path) or _keep(make(), path)
 
 
+def named_apart(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The same function under a name that no other has, for which JAX's own cache has no program.
+
+    What that cache gives is not whole when it is written once more: on a CPU it then lacks its
+    functions, which shows when it is called, not when it is loaded.
+    """
+
+    def named(*args: Any) -> Any:
+        return function(*args)
+
+    named.__name__ = f"{name}_{secrets.token_hex(8)}"
+    return named
+
+
 def _load(path: Path) -> Compiled | None:
     """The program kept there; None where there is none that loads."""
-    if not path.exists():
-        return None
     try:
-        return serialize_executable.deserialize_and_load(*pickle.loads(path.read_bytes()))
+        kept = path.read_bytes()
+        content = kept[_DIGEST_SIZE:]
+        if kept[:_DIGEST_SIZE] != _digest(path, content):
+            raise ValueError("it is damaged, or another program's")
+        return serialize_executable.deserialize_and_load(*pickle.loads(content))
+    except FileNotFoundError:
+        return None
     except Exception as error:  # whatever a damaged file brings about: it is made anew
         logger.warning("%s does not load and is compiled again: %s", path, error)
         return None
@@ -57,19 +80,32 @@ def _load(path: Path) -> Compiled | None:
 
 def _keep(program: Compiled, path: Path) -> Compiled:
     """Write the program, whole or not at all; a disk that is full costs only the next start."""
+    content = pickle.dumps(serialize_executable.serialize(program))
+    unfinished = path.with_suffix(f".{secrets.token_hex(8)}")
     try:
-        content = pickle.dumps(serialize_executable.serialize(program))
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(content)
-        Path(file.name).replace(path)
+        try:
+            unfinished.write_bytes(_digest(path, content) + content)
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
     except OSError as error:
         logger.warning("%s was not kept for the next start: %s", path, error)
     return program
 
 
-@cache
+def _digest(path: Path, content: bytes) -> bytes:
+    return hashlib.sha256(path.name.encode() + content).digest()
+
+
 def _environment() -> str:
     """What a program depends on beside its shapes."""
+    configured = sorted(item for item in jax.config.values.items() if "cache" not in item[0])
+    return f"{_process()}\n{configured}"
+
+
+@cache
+def _process() -> str:
+    """The part of it that is settled when a process starts."""
     device = jax.devices()[0]
     return "\n".join(
         (
@@ -79,7 +115,6 @@ def _environment() -> str:
             f"{device.device_kind} {getattr(device, 'compute_capability', '')}",
             _host() if device.platform == "cpu" else "",
             os.environ.get("XLA_FLAGS", ""),
-            str(sorted(item for item in jax.config.values.items() if "cache" not in item[0])),
         )
     )
 

@@ -18,7 +18,7 @@ from jax.stages import Compiled
 from paged.cache import PagedKVCache, copy_pages
 from paged.models.loading.progress import progress
 from paged.runtime.buckets import Bucket
-from paged.runtime.program_store import load_or_compile
+from paged.runtime.program_store import load_or_compile, named_apart
 from paged.runtime.sampler import SamplingMode, load_history, load_rules
 from paged.runtime.steps import (
     COPY_ROOM,
@@ -108,9 +108,10 @@ def _compile(shapes: StepShapes, key: Key, job: Job) -> Compiled:
     fixed = (shapes.model, shapes.cache, shapes.buckets, shapes.max_model_len, shapes.backend)
 
     def make() -> Compiled:
+        named = named_apart(function, key[0])
         with _lowering:
             started = time.perf_counter()
-            lowered = jax.jit(function, donate_argnums=donated).lower(*args)
+            lowered = jax.jit(named, donate_argnums=donated).lower(*args)
         lower_seconds = time.perf_counter() - started
         program = lowered.compile()
         seconds = time.perf_counter() - started

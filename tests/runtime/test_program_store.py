@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from jax.stages import Compiled
 
-from paged.runtime.program_store import load_or_compile
+from paged.runtime.compiles import use_compile_cache
+from paged.runtime.program_store import load_or_compile, named_apart
 from paged.runtime.steps import SlotState
+
+CONFIGURED = (
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    """Where programs are kept, by this project and by JAX's own cache."""
+    before = {name: jax.config.values[name] for name in CONFIGURED}
+    use_compile_cache(str(tmp_path))
+    compilation_cache.reset_cache()
     yield tmp_path
-    jax.config.update("jax_compilation_cache_dir", before)
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
 
 
 class Maker:
@@ -33,7 +47,8 @@ class Maker:
         def add(slots: SlotState) -> tuple[SlotState, None]:
             return SlotState(slots.page_tables + 1, slots.last_token + 1), None
 
-        return jax.jit(add, donate_argnums=0).lower(zeros()).compile()
+        named = named_apart(add, "add")
+        return jax.jit(named, donate_argnums=0).lower(zeros()).compile()
 
 
 def zeros() -> SlotState:
@@ -61,16 +76,98 @@ def test_programs_are_told_apart(folder: Path) -> None:
     assert make.calls == 2
 
 
-def test_a_damaged_file_is_replaced(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_jax_is_told_in_between_tells_programs_apart(folder: Path) -> None:
+    make = Maker()
+    load_or_compile("add", make)
+    with_default = jax.config.values["jax_default_matmul_precision"]
+    jax.config.update("jax_default_matmul_precision", "highest")
+    try:
+        load_or_compile("add", make)
+    finally:
+        jax.config.update("jax_default_matmul_precision", with_default)
+    assert make.calls == 2
+
+
+def scatter(pages: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
+    """What XLA makes a function of on a CPU, which not every program has."""
+    return pages.at[target].set(pages[source], mode="drop", unique_indices=True)
+
+
+def test_a_program_is_whole_also_where_jax_knows_it(folder: Path) -> None:
+    """Another flag, or a file that was lost: the same function is made again in another process."""
+    args = (jnp.zeros((10, 4)), jnp.arange(3), jnp.arange(3, 6))
+
+    def make() -> Compiled:
+        return jax.jit(named_apart(scatter, "scatter")).lower(*args).compile()
+
+    for what in ("one flag", "another"):
+        load_or_compile(what, make)
+        jax.clear_caches()
+    load_or_compile("another", lambda: pytest.fail("it was kept"))(*args)
+
+
+def half(kept: bytes) -> bytes:
+    return kept[: len(kept) // 2]
+
+
+def with_a_hole(kept: bytes) -> bytes:
+    middle = len(kept) // 2
+    return kept[:middle] + bytes(64) + kept[middle + 64 :]
+
+
+@pytest.mark.parametrize("damage", [half, with_a_hole, lambda kept: b""])
+def test_a_damaged_file_is_replaced(
+    folder: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
+) -> None:
     make = Maker()
     load_or_compile("add", make)
     [kept] = folder.glob("*.program")
-    kept.write_bytes(kept.read_bytes()[:100])
+    kept.write_bytes(damage(kept.read_bytes()))
     assert ones(load_or_compile("add", make))
     assert "compiled again" in caplog.text
     assert ones(load_or_compile("add", make))
     assert make.calls == 2
-    assert [path.name for path in folder.iterdir() if "program" in path.name] == [kept.name]
+    assert [path.name for path in folder.iterdir() if path.stem == kept.stem] == [kept.name]
+
+
+def test_the_file_of_another_program_is_replaced(folder: Path) -> None:
+    make = Maker()
+    load_or_compile("add", make)
+    [kept] = folder.glob("*.program")
+    load_or_compile("another", make)
+    [other] = set(folder.glob("*.program")) - {kept}
+    kept.replace(other)
+    load_or_compile("another", make)
+    assert make.calls == 3
+
+
+def test_a_disk_that_is_full_holds_nothing_unfinished(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_some(path: Path, content: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(content[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write_some)
+    before = set(folder.iterdir())
+    assert ones(load_or_compile("add", Maker()))
+    assert "not kept for the next start" in caplog.text
+    assert {path for path in set(folder.iterdir()) - before if "jit" not in path.name} == set()
+
+
+def test_a_folder_that_may_not_be_read_costs_only_time(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **_: object) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "stat", refuse)
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert load_or_compile("add", Maker()) is not None
+    assert "Permission denied" in caplog.text
 
 
 def test_without_a_folder_nothing_is_kept() -> None:
