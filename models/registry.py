@@ -25,6 +25,7 @@ from paged.models import (
     phi3,
     qwen2,
     qwen3,
+    smollm3,
     starcoder2,
 )
 from paged.models.config import ModelConfig, architecture_of, parse_config
@@ -84,6 +85,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "Starcoder2ForCausalLM": Family(
         starcoder2.DEFAULTS, starcoder2.specs, starcoder2.forward, logits, starcoder2.configure
+    ),
+    "SmolLM3ForCausalLM": Family(
+        smollm3.DEFAULTS, smollm3.specs, smollm3.forward, logits, smollm3.configure
     ),
 }
 

@@ -48,6 +48,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
     Starcoder2Config,
     Starcoder2ForCausalLM,
 )
@@ -162,6 +164,10 @@ def starcoder2(**changes: Any) -> PreTrainedModel:
     return Starcoder2ForCausalLM(Starcoder2Config(**sizes | changes))
 
 
+def smollm3(**changes: Any) -> PreTrainedModel:
+    return SmolLM3ForCausalLM(SmolLM3Config(**SIZES | ODD | {"pad_token_id": 0} | changes))
+
+
 def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_type": rope_type, "rope_theta": 10000.0, **parameters}
 
@@ -226,6 +232,15 @@ def models() -> dict[str, PreTrainedModel]:
         "cohere2": cohere2(sliding_window_pattern=2),
         "starcoder2": starcoder2(sliding_window=8),
         "starcoder2_plain_untied": starcoder2(use_bias=False, tie_word_embeddings=False),
+        "smollm3": smollm3(no_rope_layer_interval=2),
+        "smollm3_window_bias_untied": smollm3(
+            no_rope_layers=[0, 1],
+            use_sliding_window=True,
+            sliding_window=8,
+            attention_bias=True,
+            mlp_bias=True,
+            tie_word_embeddings=False,
+        ),
     }
 
 
@@ -304,6 +319,7 @@ def chosen(table: np.ndarray, tokens: list[int]) -> np.ndarray:
 def golden(model: PreTrainedModel) -> dict[str, Any]:
     model = model.float().eval()
     model.set_attn_implementation("eager")
+    model.set_experts_implementation("eager")
     shapes = set_weights(model)
     prompt, greedy = clear_prompt(model)
     tokens = prompt + greedy
