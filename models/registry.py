@@ -17,6 +17,8 @@ from paged.models import (
     gemma,
     gemma2,
     gemma3,
+    glm,
+    glm4,
     granite,
     llama,
     mistral,
@@ -89,6 +91,8 @@ FAMILIES: dict[str, Family] = {
     "SmolLM3ForCausalLM": Family(
         smollm3.DEFAULTS, smollm3.specs, smollm3.forward, logits, smollm3.configure
     ),
+    "GlmForCausalLM": Family(glm.DEFAULTS, glm.specs, glm.forward, logits),
+    "Glm4ForCausalLM": Family(glm4.DEFAULTS, glm4.specs, glm4.forward, logits),
 }
 
 

@@ -30,6 +30,10 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
+    Glm4Config,
+    Glm4ForCausalLM,
+    GlmConfig,
+    GlmForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
@@ -168,6 +172,14 @@ def smollm3(**changes: Any) -> PreTrainedModel:
     return SmolLM3ForCausalLM(SmolLM3Config(**SIZES | ODD | {"pad_token_id": 0} | changes))
 
 
+def glm(**changes: Any) -> PreTrainedModel:
+    return GlmForCausalLM(GlmConfig(**SIZES | ODD | {"pad_token_id": 0} | changes))
+
+
+def glm4(**changes: Any) -> PreTrainedModel:
+    return Glm4ForCausalLM(Glm4Config(**SIZES | ODD | {"pad_token_id": 0} | changes))
+
+
 def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_type": rope_type, "rope_theta": 10000.0, **parameters}
 
@@ -241,6 +253,9 @@ def models() -> dict[str, PreTrainedModel]:
             mlp_bias=True,
             tie_word_embeddings=False,
         ),
+        "glm": glm(),
+        "glm_plain_tied": glm(attention_bias=False, tie_word_embeddings=True),
+        "glm4": glm4(),
     }
 
 
