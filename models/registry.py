@@ -93,6 +93,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "GlmForCausalLM": Family(glm.DEFAULTS, glm.specs, glm.forward, logits),
     "Glm4ForCausalLM": Family(glm4.DEFAULTS, glm4.specs, glm4.forward, logits),
+    "MinistralForCausalLM": Family(mistral.DEFAULTS, mistral.specs, mistral.forward, logits),
 }
 
 

@@ -38,6 +38,8 @@ from transformers import (
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
@@ -180,6 +182,10 @@ def glm4(**changes: Any) -> PreTrainedModel:
     return Glm4ForCausalLM(Glm4Config(**SIZES | ODD | {"pad_token_id": 0} | changes))
 
 
+def ministral(**changes: Any) -> PreTrainedModel:
+    return MinistralForCausalLM(MinistralConfig(**SIZES | ODD | changes))
+
+
 def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_type": rope_type, "rope_theta": 10000.0, **parameters}
 
@@ -256,6 +262,9 @@ def models() -> dict[str, PreTrainedModel]:
         "glm": glm(),
         "glm_plain_tied": glm(attention_bias=False, tie_word_embeddings=True),
         "glm4": glm4(),
+        "ministral": ministral(
+            sliding_window=8, layer_types=["full_attention", "sliding_attention"]
+        ),
     }
 
 
