@@ -1,0 +1,218 @@
+"""Mixtures of experts: each token runs through the few MLPs that its router chooses for it.
+
+Pairs of a token and an expert of its choice are sorted by expert, so that the rows of an expert
+follow each other and one grouped product multiplies each by the weights of its own expert. Shapes
+depend on how many tokens there are, and never on what they choose.
+
+Axis letters, besides those of `paged.models.weights`: X experts, C experts that a token chooses,
+P = T * C pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from paged.attention import AttentionMetadata
+from paged.cache import DROPPED
+from paged.errors import ConfigError
+from paged.models.activations import gate
+from paged.models.config import ModelConfig
+from paged.models.layers import AttentionParams, LayerParams
+from paged.models.weights import Dense, Linear, ParamSpec, fused_linear, linear
+
+
+class Experts(Protocol):
+    """The weights of all experts at one place, each of which multiplies the rows that are its."""
+
+    def __call__(self, x: jax.Array, sizes: jax.Array) -> jax.Array:
+        """x [P, K] to [P, *N]: the first `sizes[0]` rows are the first expert's, and so on.
+
+        `sizes` is [X] int32. Rows that are nobody's stand last, and become anything.
+        """
+        ...
+
+    def gated(self, x: jax.Array, sizes: jax.Array, activation: str) -> jax.Array:
+        """activation(gate) * up [P, F], for weights of [K, 2, F]; see `Linear.gated`."""
+        ...
+
+
+@struct.dataclass
+class DenseExperts:
+    """Plain weights.
+
+    Attributes:
+        kernel: [X, K, *N].
+    """
+
+    kernel: jax.Array
+
+    def __call__(self, x: jax.Array, sizes: jax.Array) -> jax.Array:
+        experts, inputs, *outputs = self.kernel.shape
+        out = jax.lax.ragged_dot(x, self.kernel.reshape(experts, inputs, -1), sizes)
+        return out.reshape(-1, *outputs)
+
+    def gated(self, x: jax.Array, sizes: jax.Array, activation: str) -> jax.Array:
+        return gate(self(x, sizes), activation)
+
+
+@struct.dataclass
+class Mixture:
+    """The weights of a mixture.
+
+    Attributes:
+        router: D to X.
+        gate_up: D to [2, F], of each expert.
+        down: F to D, of each expert.
+    """
+
+    router: Linear
+    gate_up: Experts
+    down: Experts
+
+
+@struct.dataclass
+class SparseLayerParams(AttentionParams):
+    """Weights of a pre-norm layer whose MLP is a mixture.
+
+    Attributes:
+        mlp_norm: [D].
+        mixture: see `Mixture`.
+    """
+
+    mlp_norm: jax.Array
+    mixture: Mixture
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How tokens choose.
+
+    Attributes:
+        num_experts: X.
+        num_chosen: C.
+        expert_size: F of each expert.
+        renormalise: what a token's experts answer is weighted by shares among these alone, rather
+            than among all experts.
+    """
+
+    num_experts: int
+    num_chosen: int
+    expert_size: int
+    renormalise: bool
+
+    def __post_init__(self) -> None:
+        if self.num_chosen > self.num_experts:
+            raise ConfigError(
+                f"num_experts_per_tok {self.num_chosen} is more than the {self.num_experts} "
+                "experts there are"
+            )
+
+    def choose(self, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Of the router's scores [T, X] float32: weights [T, C] float32, experts [T, C] int32."""
+        highest, experts = jax.lax.top_k(scores, self.num_chosen)
+        among = highest if self.renormalise else scores
+        total = jax.nn.logsumexp(among, axis=-1, keepdims=True)
+        return jnp.exp(highest - total), experts
+
+
+def mix(
+    params: Mixture, routing: Routing, x: jax.Array, meta: AttentionMetadata, activation: str
+) -> jax.Array:
+    """What the experts chosen for each of x [T, D] answer, added up by their weights; [T, D].
+
+    Padding tokens give no expert work, and get 0.
+    """
+    is_token = meta.write_index[:, None] < DROPPED
+    weights, chosen = routing.choose(params.router(x, jnp.dtype(jnp.float32)))
+    chosen = jnp.where(is_token, chosen, routing.num_experts).reshape(-1)
+    sizes = jnp.bincount(chosen, length=routing.num_experts).astype(jnp.int32)
+    pairs = jnp.argsort(chosen)
+    rows = x[pairs // routing.num_chosen]
+    answers = params.down(params.gate_up.gated(rows, sizes, activation), sizes)
+    places = jnp.zeros_like(pairs).at[pairs].set(jnp.arange(len(pairs)), unique_indices=True)
+    each = answers[places].reshape(*weights.shape, -1).astype(jnp.float32)
+    out = jnp.sum(each * weights[..., None], axis=1)
+    return jnp.where(is_token, out, 0).astype(x.dtype)
+
+
+def mixture_specs(
+    prefix: str,
+    config: ModelConfig,
+    routing: Routing,
+    *,
+    gate: str = "gate_proj",
+    up: str = "up_proj",
+    down: str = "down_proj",
+) -> Mixture:
+    """Description of a mixture: `prefix`.gate routes to `prefix`.experts.0 and its siblings.
+
+    Args:
+        gate, up, down: what the checkpoint calls the projections of an expert.
+    """
+    hidden_size, size = config.hidden_size, routing.expert_size
+    experts = [f"{prefix}.experts.{index}" for index in range(routing.num_experts)]
+    gate_up = [
+        fused_linear(
+            {f"{expert}.{gate}": (1, size), f"{expert}.{up}": (1, size)},
+            hidden_size,
+            bias=False,
+            join_axis=0,
+            axes=(None, None, "mlp"),
+        )
+        for expert in experts
+    ]
+    downs = [linear(f"{each}.{down}", size, hidden_size, axes=("mlp", None)) for each in experts]
+    return Mixture(
+        router=linear(f"{prefix}.gate", hidden_size, routing.num_experts),
+        gate_up=stacked(gate_up),
+        down=stacked(downs),
+    )
+
+
+def sparse_layer_specs(layer: LayerParams, mixture: Mixture) -> SparseLayerParams:
+    """Description of a layer that has a mixture in place of its MLP."""
+    return SparseLayerParams(
+        attention_norm=layer.attention_norm,
+        qkv=layer.qkv,
+        out=layer.out,
+        mlp_norm=layer.mlp_norm,
+        mixture=mixture,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackedSpec(ParamSpec):
+    """Parameters of one make, of which each expert has one, along a first axis.
+
+    Attributes:
+        each: the parameter of one expert. `parts` are those of the first expert, of the second, ...
+    """
+
+    each: ParamSpec
+
+    def assemble(self, tensors: Sequence[jax.Array], dtype: jnp.dtype) -> jax.Array:
+        """See `ParamSpec.assemble`."""
+        step = len(self.each.parts)
+        starts = range(0, len(tensors), step)
+        return jnp.stack([self.each.assemble(tensors[at : at + step], dtype) for at in starts])
+
+
+def stacked(weights: Sequence[Dense]) -> DenseExperts:
+    """Description of the weights of experts, from that of the weight of each (without biases)."""
+    specs: list[Any] = [weight.kernel for weight in weights]
+    first: ParamSpec = specs[0]
+    anonymous = tuple(replace(part, name="") for part in first.parts)
+    kernel: Any = StackedSpec(
+        parts=tuple(part for spec in specs for part in spec.parts),
+        shape=(len(specs), *first.shape),
+        axes=(None, *first.axes),
+        init=first.init,
+        each=replace(first, parts=anonymous),
+    )
+    return DenseExperts(kernel)
