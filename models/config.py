@@ -312,6 +312,9 @@ def _rope_parameters(data: Mapping[str, Any]) -> dict[str, Any]:
     given = data.get("rope_parameters") or data.get("rope_scaling") or {}
     if not isinstance(given, dict):
         raise ConfigError(f"the rope settings must be an object, found {shown(given)}")
+    nested = [key for key, value in given.items() if isinstance(value, dict)]
+    if nested:
+        raise ConfigError(f"rope settings of {nested[0]!r} alone are not supported for this model")
     rope = dict(given)
     rope.setdefault("rope_theta", data.get("rope_theta") or 10000.0)
     rope.setdefault("rope_type", rope.get("type") or "default")

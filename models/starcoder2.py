@@ -19,6 +19,7 @@ from paged.models.layers import (
     decoder_specs,
     layer_norm,
     merge_heads,
+    norm,
     out_projection,
     qkv_projection,
     run_layers,
@@ -90,7 +91,8 @@ def _layer_specs(config: ModelConfig, index: int) -> Starcoder2LayerParams:
 
 
 def _norm(name: str, size: int) -> Any:
-    return Norm(vector(f"{name}.weight", size, "ones"), vector(f"{name}.bias", size, "zeros"))
+    bias: Any = vector(f"{name}.bias", size, "zeros")
+    return Norm(norm(name, size), bias)
 
 
 def _normalise(x: jax.Array, params: Norm, config: ModelConfig) -> jax.Array:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -9,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paged.models.loading.checkpoint import CheckpointError, TensorInfo, load_params
+from paged.models.loading.checkpoint import CheckpointError, TensorInfo, check_tensors, load_params
 from paged.models.registry import get_family, model_config
+from paged.models.weights import param_bytes
 from tests.models.harness import load_golden, tiny_tensors
+from tests.models.test_goldens import NAMES
 
 F32 = jnp.dtype(jnp.float32)
 
@@ -30,6 +35,16 @@ class Memory:
     def read(self, name: str) -> np.ndarray:
         self.reads += 1
         return self.arrays[name]
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """A checkpoint of which nothing can be read but its headers."""
+
+    tensors: dict[str, TensorInfo]
+
+    def read(self, name: str) -> np.ndarray:
+        raise AssertionError(f"{name} was read")
 
 
 def checkpoint_of(name: str) -> tuple[Any, Memory]:
@@ -81,3 +96,21 @@ def test_tensors_are_cast_and_copied():
     expected = norm.copy()
     norm[:] = 0
     np.testing.assert_array_equal(kept, expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_tensor_of_every_family_is_checked(name: str) -> None:
+    golden = load_golden(name)
+    config = model_config(golden["config"])
+    specs = get_family(config.architecture).specs(config)
+    checkpoint = Shapes({each: TensorInfo(tuple(s), "f") for each, s in golden["tensors"].items()})
+    check_tensors(specs, checkpoint)
+    elements = sum(math.prod(info.shape) for info in checkpoint.tensors.values())
+    assert param_bytes(specs, F32) == 4 * elements, "an element is left out or taken twice"
+    for tensor, info in checkpoint.tensors.items():
+        others = {each: other for each, other in checkpoint.tensors.items() if each != tensor}
+        with pytest.raises(CheckpointError, match=f"lacks tensor '{re.escape(tensor)}'"):
+            check_tensors(specs, Shapes(others))
+        longer = TensorInfo((info.shape[0] + 1, *info.shape[1:]), "f")
+        with pytest.raises(CheckpointError, match=f"{re.escape(tensor)}.*has shape"):
+            check_tensors(specs, Shapes(others | {tensor: longer}))

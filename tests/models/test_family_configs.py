@@ -1,0 +1,150 @@
+"""What config.json means to each family: its own settings, its defaults, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paged.errors import ConfigError
+from paged.models.registry import FAMILIES
+from tests.models.test_model_config import NO_FLAG, NO_NUMBER, parse
+
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+
+
+def parse_as(family: str, **changes: Any) -> Any:
+    return parse(architectures=[f"{family}ForCausalLM"], **changes)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "windows"),
+    [
+        ("Gemma2", {}, (4096, None, 4096)),
+        ("Gemma3", {"sliding_window": 8}, (8, 8, 8)),
+        ("Gemma3", {"sliding_window": 8, "sliding_window_pattern": 3}, (8, 8, None)),
+        ("Cohere2", {"sliding_window": 8, "num_hidden_layers": 4}, (8, 8, 8, None)),
+        ("Phi3", {"sliding_window": 8}, (8, 8, 8)),
+        ("Starcoder2", {"sliding_window": 8}, (8, 8, 8)),
+        ("SmolLM3", {"sliding_window": 8}, (None, None, None)),
+        (
+            "SmolLM3",
+            {"sliding_window": 8, "use_sliding_window": True, "no_rope_layers": [1, 0, 1, 0]},
+            (None, 8, None),
+        ),
+        (
+            "Ministral",
+            {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2},
+            None,
+        ),
+    ],
+)
+def test_windows_follow_the_family(family, changes, windows):
+    if windows is None:
+        with pytest.raises(ConfigError, match="4 attention windows for 3 layers"):
+            parse_as(family, **changes)
+    else:
+        assert parse_as(family, **changes).windows == windows
+
+
+def test_gemma_means_one_activation_by_two_names():
+    assert parse_as("Gemma", hidden_act="gelu") == parse_as("Gemma")
+    assert parse_as("Gemma").hidden_act == "gelu_pytorch_tanh"
+    assert parse_as("Gemma2", hidden_act="gelu") == parse_as("Gemma2")
+
+
+def test_gemma3_says_the_same_in_old_and_new_files():
+    old = parse_as(
+        "Gemma3", rope_theta=5e5, rope_local_base_freq=100.0, rope_scaling=LINEAR, sliding_window=8
+    )
+    new = parse_as(
+        "Gemma3",
+        rope_parameters={
+            "full_attention": {"rope_theta": 5e5, **LINEAR},
+            "sliding_attention": {"rope_theta": 100.0, "rope_type": "default"},
+        },
+        layer_types=["sliding_attention"] * 3,
+        sliding_window=8,
+    )
+    assert old == new
+    assert (old.rope_theta, old.rope_scaling.factor, old.extras.local_theta) == (5e5, 8.0, 100.0)
+    assert old.context_length == 256, "the length that scaling leads to"
+
+
+def test_glm_rotates_half_of_a_head():
+    config = parse_as("Glm")
+    assert (config.head_dim, config.rotary_dim) == (128, 64)
+    assert config.eos_token_ids == (151329, 151336, 151338)
+
+
+@pytest.mark.parametrize(
+    ("interval", "rotated"), [(2, (True, False, True)), (4, (True, True, True))]
+)
+def test_smollm3_counts_the_layers_that_do_not_rotate(interval, rotated):
+    assert parse_as("SmolLM3", no_rope_layer_interval=interval).extras.rotated == rotated
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "words"),
+    [
+        ("Gemma", {"hidden_act": "silu"}, ["hidden_act", "'silu'", "'gelu'"]),
+        *(
+            (family, {"use_bidirectional_attention": True}, ["use_bidirectional_attention", "True"])
+            for family in ("Gemma", "Gemma2", "Gemma3")
+        ),
+        ("Gemma2", {"hidden_activation": "relu"}, ["'relu'", "gelu_pytorch_tanh"]),
+        ("Gemma3", {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping", "50.0"]),
+        (
+            "Gemma3",
+            {"rope_parameters": {"sliding_attention": LINEAR}},
+            ["rope_type", "'linear'", "'default'"],
+        ),
+        ("Gemma3", {"rope_parameters": [1]}, ["rope settings", "[1]"]),
+        ("Gemma3", {"rope_parameters": {"full_attention": 5}}, ["rope settings", "5"]),
+        ("Llama", {"rope_parameters": {"full_attention": LINEAR}}, ["full_attention"]),
+        ("Olmo2", {"clip_qkv": 8.0}, ["clip_qkv", "8.0"]),
+        ("Cohere2", {"use_qk_norm": True}, ["use_qk_norm", "True"]),
+        ("SmolLM3", {"no_rope_layers": [1, 1]}, ["no_rope_layers", "3 layers", "[1, 1]"]),
+        ("SmolLM3", {"no_rope_layers": [1, 2, 0]}, ["no_rope_layers", "[1, 2, 0]"]),
+        ("SmolLM3", {"no_rope_layers": 4}, ["no_rope_layers", "4"]),
+        (
+            "Ministral",
+            {"layer_types": ["chunked_attention"] * 3},
+            ["layer_types", "'chunked_attention'", "sliding_attention"],
+        ),
+    ],
+)
+def test_refusals_name_the_setting_and_its_value(family, changes, words):
+    with pytest.raises(ConfigError) as error:
+        parse_as(family, **changes)
+    assert all(word in str(error.value) for word in words)
+
+
+NUMBERS = [
+    *(("Gemma2", key) for key in ("query_pre_attn_scalar", "attn_logit_softcapping")),
+    *(("Gemma3", key) for key in ("final_logit_softcapping", "rope_local_base_freq")),
+    *(("Granite", key) for key in ("embedding_multiplier", "attention_multiplier")),
+    *(("Granite", key) for key in ("residual_multiplier", "logits_scaling")),
+    *(("Cohere", key) for key in ("logit_scale", "layer_norm_eps")),
+    *(("Starcoder2", "norm_epsilon"), ("Phi3", "partial_rotary_factor")),
+]
+FLAGS = [("Cohere", "use_qk_norm"), ("Starcoder2", "use_bias")]
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        *((*where, value) for where in NUMBERS for value in NO_NUMBER),
+        *((*where, value) for where in FLAGS for value in NO_FLAG),
+    ],
+)
+def test_a_value_of_another_kind_is_a_refusal(family, key, value):
+    with pytest.raises(ConfigError):
+        parse_as(family, **{key: value})
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_configuration_is_hashable(architecture):
+    """It decides what a layer is compiled for."""
+    config = parse(architectures=[architecture], num_key_value_heads=2)
+    assert len({config, parse(architectures=[architecture], num_key_value_heads=2)}) == 1
