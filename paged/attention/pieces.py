@@ -8,7 +8,7 @@ as the step needs, so that padding a step for more rows or tiles costs nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from paged.attention.metadata import AttentionMetadata
-
-# An array in device memory as a kernel sees it; Pallas has no public type for it.
-Ref = Any
+from paged.kernels import Ref, divide
 
 
 @dataclass(frozen=True)
@@ -110,9 +108,9 @@ def in_turn(
 
 def locate(index: jax.Array, cut: Cut, step: Step) -> Piece:
     """Where a piece lies."""
-    share, which = divide(index, cut.heads)
-    head, block = divide(which, pl.cdiv(cut.group, cut.members))
-    tile, part = divide(share, cut.parts)
+    of_tokens, of_heads = divide(index, cut.heads)
+    head, of_group = divide(of_heads, pl.cdiv(cut.group, cut.members))
+    tile, part = divide(of_tokens, cut.parts)
     row, tile_start = step.tiles[tile, 0], step.tiles[tile, 1]
     slot, query_start, query_len, context_len = (step.rows[row, field] for field in range(4))
     begin = tile_start + part * cut.tokens
@@ -120,7 +118,7 @@ def locate(index: jax.Array, cut: Cut, step: Step) -> Piece:
     first = context_len + begin
     return Piece(
         head=head,
-        first_member=block * cut.members,
+        first_member=of_group * cut.members,
         slot=slot,
         token=query_start + begin,
         num_tokens=count,
@@ -153,8 +151,3 @@ def stretches(piece: Piece, window: int | None, span: int) -> list[Stretch]:
         Stretch(inner, outer, whole=True),
         Stretch(jnp.maximum(inner, outer), end, whole=False),
     ]
-
-
-def divide(number: jax.Array, by: int) -> tuple[jax.Array, jax.Array]:
-    """Quotient and remainder of numbers that are not negative."""
-    return lax.div(number, by), lax.rem(number, by)

@@ -13,12 +13,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from paged.attention.metadata import AttentionMetadata
-from paged.attention.scoring import Scoring
+from paged.attention.scoring import MASKED, Scoring
 from paged.cache import Pages
 
 TILE_SIZE = 64
 SPAN = 128
-_MASKED = -1e30
 
 Running = tuple[jax.Array, jax.Array, jax.Array]
 
@@ -111,7 +110,7 @@ def _start(queries: jax.Array, sinks: jax.Array | None) -> Running:
     rows = queries.shape[:-1]
     out = jnp.zeros(queries.shape, jnp.float32)
     if sinks is None:
-        return out, jnp.full(rows, _MASKED, jnp.float32), jnp.zeros(rows, jnp.float32)
+        return out, jnp.full(rows, MASKED, jnp.float32), jnp.zeros(rows, jnp.float32)
     maximum = jnp.broadcast_to(sinks.reshape(*rows[1:3], 1), rows)
     return out, maximum, jnp.ones(rows, jnp.float32)
 
@@ -144,7 +143,7 @@ def _attend(
     # A page holds what its last owner left beyond the row's end, and zero times NaN is NaN.
     v = jnp.where(visible.any(axis=1)[:, None, :, None], v, 0)
     visible = visible[:, None, None]
-    scores = jnp.where(visible, scores, _MASKED)
+    scores = jnp.where(visible, scores, MASKED)
     new_maximum = jnp.maximum(maximum, scores.max(axis=-1))
     weights = jnp.where(visible, jnp.exp(scores - new_maximum[..., None]), 0.0)
     decay = jnp.exp(maximum - new_maximum)

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+LOG2_E = math.log2(math.e)
+"""By which kernels multiply scores: their softmax runs in powers of two, for exp2 is one
+instruction."""
+
+MASKED, LOWEST = -1e30, -1e20
+"""A masked score, and where running maxima start: far below any real score, far above a masked one,
+so that masked scores weigh nothing even where nothing else has been seen."""
 
 
 @dataclass(frozen=True)

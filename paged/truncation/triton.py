@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +24,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from paged.kernels import Ref
 from paged.truncation.order import key_of, min_p_key, number_of
-
-# An array in device memory as a kernel sees it; Pallas has no public type for it.
-Ref = Any
 
 # Neighbours that make a group: 256 bytes, read as a whole or not at all.
 _GROUP = 64

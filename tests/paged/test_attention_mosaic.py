@@ -31,7 +31,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setitem(attention.BACKENDS, "interpreted", lambda: backend)
     monkeypatch.setattr(prefill, "_PROGRAMS", 3)
-    monkeypatch.setattr(decode, "_MULTIPROCESSORS", 2)
+    monkeypatch.setattr(decode, "MULTIPROCESSORS", 2)
 
 
 def test_decode_rows_see_their_whole_sequence() -> None:
@@ -103,4 +103,4 @@ def test_what_it_leaves_to_triton(
 ) -> None:
     q = jnp.zeros((2, 2, head_dim), dtype)
     pages = as_stored(jnp.zeros((1, 16, 2, head_dim)), jnp.dtype(kv_dtype or dtype))
-    assert prefill.supports(q, pages) is supported
+    assert (prefill.obstacle(q, pages) is None) is supported

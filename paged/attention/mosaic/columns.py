@@ -5,7 +5,6 @@ Tensor cores take 64 rows, but as few as 8 columns, and few query heads share a 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import jax
@@ -14,13 +13,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from paged.attention.mosaic.spans import scored
 from paged.attention.mosaic.worklist import SPAN, Item
-from paged.attention.pieces import Ref
-from paged.attention.scoring import Scoring
-
-_LOG2_E = math.log2(math.e)
-# A masked score, and where running maxima start: see `triton.spans`.
-MASKED, LOWEST = -1e30, -1e20
+from paged.attention.scoring import LOG2_E, LOWEST, MASKED, Scoring
+from paged.kernels import Ref
 
 
 @dataclass(frozen=True)
@@ -88,7 +84,7 @@ def start(head: jax.Array, item: Item, sinks_ref: Ref | None, spec: Spec) -> Run
         sums = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
         return out, maximum, sums
     begins = item.begins_row(lax.axis_index("program"))
-    sinks = plgpu.load(sinks_ref.at[head], layout=COLUMN, optimized=False) * _LOG2_E
+    sinks = plgpu.load(sinks_ref.at[head], layout=COLUMN, optimized=False) * LOG2_E
     row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
     sums = jnp.where((row == 0) & begins, jnp.float32(1), jnp.float32(0))
     return out, jnp.where(begins, sinks, maximum), sums
@@ -99,11 +95,7 @@ def softmax(
 ) -> tuple[Running, jax.Array]:
     """The running softmax scaled for products k·q [span, N] from position `begin`, and weights."""
     out, maximum, sums = running
-    scale = spec.scoring.scale * _LOG2_E
-    if spec.scoring.soft_cap is not None:
-        # tanh by exp2: the approximate instruction would be off in the third digit.
-        power = jnp.exp2(products * (2 * scale / spec.scoring.soft_cap))
-        products, scale = 1 - 2 / (power + 1), spec.scoring.soft_cap * _LOG2_E
+    products, scale = scored(products, spec.scoring)
     row = plgpu.broadcasted_iota(jnp.int32, products.shape, 0, layout=plgpu.Layout.WGMMA)
     visible = (row >= item.begin - begin) & (row < item.end - begin)
     products = jnp.where(visible, products, MASKED)
@@ -126,22 +118,6 @@ def accumulate(running: Running, values: Ref, weights: Ref, spec: Spec) -> Runni
         plgpu.wgmma(accumulator, values.transpose((1, 0)), weights.transpose((1, 0)))
 
     return pl.run_state(add)(plgpu.WGMMAAccumulatorRef.init(out)), maximum, sums
-
-
-def clear_unreadable(values: Ref, begin: jax.Array, item: Item, spec: Spec) -> None:
-    """Zero the values [span, D] from position `begin` on that are not of the item.
-
-    Their weight is zero, but zero times NaN is NaN.
-    """
-
-    @pl.when((begin + SPAN > item.end) | (begin < item.begin))
-    def _() -> None:
-        shape = (SPAN, 64)
-        row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
-        readable = (begin + row < item.end) & (begin + row >= item.begin)
-        for column in range(0, spec.head_dim, shape[1]):
-            part = values.at[:, pl.ds(column, shape[1])]
-            part[...] = jnp.where(readable, part[...], jnp.zeros(shape, spec.dtype))
 
 
 def store_rows(out: jax.Array, rows: Ref, out_ref: Ref, head: jax.Array, spec: Spec) -> None:

@@ -8,9 +8,6 @@ however many there are in all.
 
 One warpgroup computes; the four warps of another walk the page tables and copy pages ahead of it
 into a ring of buffers, which runs on from row to row.
-
-Scores are computed transposed, a position in each row of the matrix: tensor cores take 64 rows, but
-as few as 8 columns, and few query heads share a key/value head.
 """
 
 from __future__ import annotations
@@ -30,23 +27,20 @@ from paged.attention.metadata import AttentionMetadata
 from paged.attention.mosaic import prefill
 from paged.attention.mosaic.columns import (
     COLUMN,
-    LOWEST,
-    MASKED,
     Running,
     Spec,
     accumulate,
-    clear_unreadable,
     softmax,
     start,
     store_rows,
     wide,
 )
+from paged.attention.mosaic.spans import clear_outside
 from paged.attention.mosaic.worklist import SPAN, WHOLE, Item, part_of, work_list
-from paged.attention.pieces import Ref
-from paged.attention.scoring import Scoring
+from paged.attention.scoring import LOWEST, MASKED, Scoring
 from paged.cache import Pages
+from paged.kernels import MULTIPROCESSORS, Ref, swizzled
 
-_MULTIPROCESSORS = 132
 # Programs that a multiprocessor runs at a time, and bytes of the ring of each. More bytes on their
 # way at a time make memory slower (H200).
 _PROGRAMS, _RING = 2, 65536
@@ -65,14 +59,9 @@ def decode_attention(
     sinks: jax.Array | None,
 ) -> jax.Array:
     """See `paged.attention.DecodeAttention`."""
-    if not supports(q, pages):
+    if obstacle(q, pages):
         return triton.decode_attention(q, pages, lengths, meta, scoring, sinks)
     return mosaic_decode(q, pages, lengths, meta, scoring, sinks)
-
-
-def supports(q: jax.Array, pages: Pages) -> bool:
-    """Whether the kernels take these, and are faster with them than Triton's."""
-    return obstacle(q, pages) is None
 
 
 def obstacle(q: jax.Array | jax.ShapeDtypeStruct, pages: Pages) -> str | None:
@@ -155,7 +144,7 @@ def _make_spec(
         page_size=page_size,
         pages_per_table=meta.page_tables.shape[1],
         buffers=max(_RING // (SPAN * head_dim * q.dtype.itemsize), 3),
-        programs=max(_MULTIPROCESSORS * _PROGRAMS // pages.kv_heads, 1),
+        programs=max(MULTIPROCESSORS * _PROGRAMS // pages.kv_heads, 1),
         scoring=scoring,
         dtype=q.dtype,
         interpreted=interpreted,
@@ -185,11 +174,7 @@ class _Shared(NamedTuple):
 
     @classmethod
     def types(cls, spec: Spec) -> _Shared:
-        # Their base class is abstract by the letter, for a method whose body is empty.
-        tiling = (
-            plgpu.TilingTransform((8, 64)),  # type: ignore[abstract]
-            plgpu.SwizzleTransform(128),  # type: ignore[abstract]
-        )
+        tiling = swizzled(64, spec.dtype.itemsize)
         memory = functools.partial(plgpu.SMEM, dtype=spec.dtype)
         return cls(
             q=memory((2, spec.columns, spec.head_dim), transforms=tiling),
@@ -370,7 +355,7 @@ def _compute(
         )
         plgpu.barrier_wait(shared.full.at[value_slot])
         values = shared.ring.at[value_slot]
-        clear_unreadable(values, i * SPAN, item, spec)
+        clear_outside(values, i * SPAN, item.begin, item.end)
         plgpu.commit_smem()
         running = accumulate(running, values, shared.weights, spec)
         plgpu.barrier_arrive(shared.free.at[value_slot])

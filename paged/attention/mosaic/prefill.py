@@ -5,10 +5,6 @@ compute 64 rows each and take turns, so that the products of one run while the o
 softmax. A third one walks the page table and copies keys and values ahead of them, page by page,
 into a ring of buffers. The ring runs on from piece to piece.
 
-Where a stretch of positions holds some that must not count, their scores are masked, and their
-values are overwritten with zeros in the buffer: whatever a recycled page holds, NaN included, must
-reach no result, and zero times NaN is NaN.
-
 Other GPUs, float32, pages of 8 bits and head sizes other than 64, 128, 192 and 256 are left to the
 Triton kernels.
 """
@@ -16,9 +12,7 @@ Triton kernels.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -29,22 +23,31 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged.attention import triton
 from paged.attention.metadata import AttentionMetadata
-from paged.attention.pieces import Cut, Piece, Ref, Step, in_turn, locate, stretches
+from paged.attention.mosaic.rows import (
+    COMPUTERS,
+    ROWS,
+    Running,
+    Spec,
+    accumulate,
+    query_head,
+    softmax,
+    start,
+    visible_to_rows,
+    wide,
+)
+from paged.attention.mosaic.spans import clear_outside
+from paged.attention.pieces import Cut, Piece, Step, in_turn, locate, stretches
 from paged.attention.scoring import Scoring
 from paged.cache import Pages
+from paged.kernels import MULTIPROCESSORS, Ref, swizzled
 
 TILE_SIZE = 128
-# Query rows of a warpgroup, and how many warpgroups compute.
-_ROWS, _COMPUTERS = 64, 2
-_MEMORY = _COMPUTERS  # the warpgroup that copies
+_MEMORY = COMPUTERS  # the warpgroup that copies
 # Programs that share the pieces: four for each multiprocessor, which runs one at a time. That evens
 # out what they are given.
-_PROGRAMS = 528
+_PROGRAMS = 4 * MULTIPROCESSORS
 # Buffers of the ring, for keys and for values.
 _STAGES = 2
-_LOG2_E = math.log2(math.e)
-# A masked score, and where running maxima start: see `triton.spans`.
-_MASKED, _LOWEST = -1e30, -1e20
 
 
 def prefill_attention(
@@ -55,14 +58,9 @@ def prefill_attention(
     sinks: jax.Array | None,
 ) -> jax.Array:
     """See `paged.attention.PrefillAttention`."""
-    if not supports(q, pages):
+    if obstacle(q, pages):
         return triton.prefill_attention(q, pages, meta, scoring, sinks)
     return mosaic_prefill(q, pages, meta, scoring, sinks)
-
-
-def supports(q: jax.Array, pages: Pages) -> bool:
-    """Whether the copies and products of Hopper take these: 16-bit floats, 128-byte rows."""
-    return obstacle(q, pages) is None
 
 
 def obstacle(q: jax.Array | jax.ShapeDtypeStruct, pages: Pages) -> str | None:
@@ -77,48 +75,11 @@ def obstacle(q: jax.Array | jax.ShapeDtypeStruct, pages: Pages) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Spec:
-    """What is fixed when the kernel is compiled.
-
-    Attributes:
-        cut: how tiles are cut into pieces of `_COMPUTERS * _ROWS` query rows.
-        head_dim: elements of a head (D).
-        kv_heads: key/value heads (Hkv).
-        page_size: tokens a page holds.
-        pages_per_table: P.
-        span: positions a buffer of the ring holds.
-        scoring: see there.
-        dtype: of queries, pages and output.
-        interpreted: whether Pallas' interpreter runs the kernel.
-    """
-
-    cut: Cut
-    head_dim: int
-    kv_heads: int
-    page_size: int
-    pages_per_table: int
-    span: int
-    scoring: Scoring
-    dtype: jnp.dtype
-    interpreted: bool
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a warpgroup. Its row r is token r % tokens with member r // tokens."""
-        return self.cut.tokens // _COMPUTERS
-
-    @property
-    def copies(self) -> int:
-        """Copies that fill a buffer: one a page, or a part of one."""
-        return max(self.span // self.page_size, 1)
-
-
 class _Shared(NamedTuple):
     """Shared memory and barriers of a program.
 
     Attributes:
-        q: [_COMPUTERS, _ROWS, D], the queries of each computing warpgroup, in tiles.
+        q: [COMPUTERS, ROWS, D], the queries of each computing warpgroup, in tiles.
         rows: the same memory, row after row as `q` and `out` have them on the device.
         k, v: [_STAGES, span, D], the ring.
         q_full, k_full, v_full: copies have arrived.
@@ -154,10 +115,10 @@ def mosaic_prefill(
         q.shape[1] // kv_heads,
         kv_heads,
         meta.tile_size,
-        queries=_COMPUTERS * _ROWS,
+        queries=COMPUTERS * ROWS,
         max_members=8,  # a member's tokens make whole rows of 8 in the tiling below
     )
-    spec = _Spec(
+    spec = Spec(
         cut=cut,
         head_dim=head_dim,
         kv_heads=kv_heads,
@@ -169,12 +130,8 @@ def mosaic_prefill(
         interpreted=interpret is not None,
     )
     step = Step.of(meta)
-    # Their base class is abstract by the letter, for a method whose body is empty.
-    tiling = (
-        plgpu.TilingTransform((8, 64)),  # type: ignore[abstract]
-        plgpu.SwizzleTransform(128),  # type: ignore[abstract]
-    )
-    queries = (_COMPUTERS, _ROWS, head_dim)
+    tiling = swizzled(64, q.dtype.itemsize)
+    queries = (COMPUTERS, ROWS, head_dim)
     ring = plgpu.SMEM((_STAGES, spec.span, head_dim), q.dtype, transforms=tiling)
 
     def barriers(arrivals: int, count: int = _STAGES) -> plgpu.Barrier:
@@ -186,7 +143,7 @@ def mosaic_prefill(
         out_type=jax.ShapeDtypeStruct(q.shape, q.dtype),
         grid=(min(_PROGRAMS, len(step.tiles) * cut.per_tile),),
         grid_names=("program",),
-        num_threads=_COMPUTERS + 1,
+        num_threads=COMPUTERS + 1,
         thread_name="warpgroup",
         scratch_types=[
             plgpu.RefUnion(
@@ -194,12 +151,12 @@ def mosaic_prefill(
             ),
             ring,
             ring,
-            barriers(cut.members, _COMPUTERS),
+            barriers(cut.members, COMPUTERS),
             barriers(spec.copies),
             barriers(spec.copies),
-            barriers(_COMPUTERS),
-            barriers(_COMPUTERS),
-            barriers(_COMPUTERS, 1),
+            barriers(COMPUTERS),
+            barriers(COMPUTERS),
+            barriers(COMPUTERS, 1),
         ],
         compiler_params=plgpu.CompilerParams(
             approx_math=True,
@@ -221,14 +178,14 @@ def _kernel(
     out_ref: Ref,
     queries: tuple[Ref, Ref],
     *ring_and_barriers: Ref,
-    spec: _Spec,
+    spec: Spec,
 ) -> None:
     """All pieces of one program; see `pieces.Step` for the shape of the step."""
     step = Step(rows_ref, tiles_ref, num_tiles_ref)
     shared = _Shared(*queries, *ring_and_barriers)
     warpgroup = lax.axis_index("warpgroup")
 
-    @pl.when(warpgroup < _COMPUTERS)
+    @pl.when(warpgroup < COMPUTERS)
     def _() -> None:
         # Three times the 168 registers that each warpgroup starts with, shared out anew.
         plgpu.set_max_registers(232, action="increase")
@@ -244,7 +201,7 @@ def _kernel(
         _drain(copied, shared)
 
 
-def _for_each_piece(step: Step, spec: _Spec, work: Callable[[Piece, jax.Array], None]) -> jax.Array:
+def _for_each_piece(step: Step, spec: Spec, work: Callable[[Piece, jax.Array], None]) -> jax.Array:
     """Call `work(piece, spans done before)` for this program's pieces; gives all spans done."""
     program, programs = lax.axis_index("program"), lax.axis_size("program")
     num_pieces = step.num_tiles[0] * spec.cut.per_tile
@@ -261,7 +218,7 @@ def _for_each_piece(step: Step, spec: _Spec, work: Callable[[Piece, jax.Array], 
 
 
 def _copy(
-    pages_ref: Ref, tables_ref: Ref, shared: _Shared, spec: _Spec, piece: Piece, done: jax.Array
+    pages_ref: Ref, tables_ref: Ref, shared: _Shared, spec: Spec, piece: Piece, done: jax.Array
 ) -> None:
     """Copy the keys and values that a piece sees into the ring, as its buffers become free."""
     visits = stretches(piece, spec.scoring.window, spec.span)
@@ -312,7 +269,7 @@ def _compute(
     sinks_ref: Ref | None,
     out_ref: Ref,
     shared: _Shared,
-    spec: _Spec,
+    spec: Spec,
     piece: Piece,
     done: jax.Array,
 ) -> None:
@@ -328,12 +285,14 @@ def _compute(
         plgpu.barrier_arrive(shared.turn)
         plgpu.barrier_wait(shared.turn)
 
-    visits = stretches(piece, spec.scoring.window, spec.span)
-    running = _start(sinks_ref, half, spec)
+    window = spec.scoring.window
+    oldest = jnp.int32(0) if window is None else piece.first - window + 1
+    visits = stretches(piece, window, spec.span)
+    running = start(sinks_ref, half, spec)
     pl.when(warpgroup == 1)(take_turns)  # it runs half a span behind the other
     for stretch in visits:
 
-        def visit(i: jax.Array, running: _Running, whole: bool = stretch.whole) -> _Running:
+        def visit(i: jax.Array, running: Running, whole: bool = stretch.whole) -> Running:
             slot = lax.rem(done + i - visits[0].since, _STAGES)
             plgpu.barrier_wait(shared.k_full.at[slot])
 
@@ -344,123 +303,30 @@ def _compute(
                 return scores[...]
 
             scores = pl.run_scoped(
-                products, plgpu.WGMMAAccumulatorRef((_ROWS, spec.span), jnp.float32)
+                products, plgpu.WGMMAAccumulatorRef((ROWS, spec.span), jnp.float32)
             )
             plgpu.barrier_arrive(shared.k_free.at[slot])
-            visible = None if whole else _visible(i * spec.span, half, spec)
-            running, weights = _softmax(running, scores, visible, spec)
+            visible = None if whole else visible_to_rows(i * spec.span, half, spec)
+            running, weights = softmax(running, scores, visible, spec)
             plgpu.barrier_arrive(shared.turn)
             plgpu.barrier_wait(shared.v_full.at[slot])
-            if not whole:
-                _clear_unreadable(shared.v.at[slot], i * spec.span, piece, spec)
+            if not whole:  # both computing warpgroups do it, and write the same
+                clear_outside(shared.v.at[slot], i * spec.span, oldest, piece.last + 1)
+                plgpu.commit_smem()
             plgpu.barrier_wait(shared.turn)
-            running = _accumulate(running, weights, shared.v.at[slot], spec)
+            running = accumulate(running, weights, shared.v.at[slot], spec)
             plgpu.barrier_arrive(shared.v_free.at[slot])
             return running
 
         running = lax.fori_loop(stretch.since, stretch.until, visit, running)
     pl.when(warpgroup == 0)(take_turns)
     out, _, total = running
-    out = (out / lax.broadcast_in_dim(total, out.shape, [0])).astype(q_ref.dtype)
+    out = (out / wide(total, out.shape)).astype(q_ref.dtype)
     _store_output(warpgroup, out, out_ref, shared, spec, half)
 
 
-# Output [_ROWS, D], maximum [_ROWS] and sum [_ROWS] of the softmax so far, in powers of two.
-_Running = tuple[jax.Array, jax.Array, jax.Array]
-
-
-def _start(sinks_ref: Ref | None, half: Piece, spec: _Spec) -> _Running:
-    """The softmax over nothing, or over the sinks of the warpgroup's rows."""
-    out = plgpu.layout_cast(jnp.zeros((_ROWS, spec.head_dim), jnp.float32), plgpu.Layout.WGMMA)
-    per_row = plgpu.Layout.WGMMA.reduce(1)
-    maximum = plgpu.layout_cast(jnp.full(_ROWS, _LOWEST, jnp.float32), per_row)
-    total = plgpu.layout_cast(jnp.full(_ROWS, sinks_ref is not None, jnp.float32), per_row)
-    if sinks_ref is not None:
-        row = plgpu.broadcasted_iota(jnp.int32, (_ROWS,), 0, layout=per_row)
-        for m in range(spec.cut.members):
-            sink = sinks_ref[_query_head(m, half, spec)] * _LOG2_E
-            maximum = jnp.where(row >= m * spec.tokens, sink, maximum)
-    return out, maximum, total
-
-
-def _query_head(m: int, half: Piece, spec: _Spec) -> jax.Array:
-    """The query head of member m of a piece; padding members repeat the group's last."""
-    return half.head * spec.cut.group + jnp.minimum(half.first_member + m, spec.cut.group - 1)
-
-
-def _softmax(
-    running: _Running, products: jax.Array, visible: jax.Array | None, spec: _Spec
-) -> tuple[_Running, jax.Array]:
-    """The running softmax scaled for new products q·k [_ROWS, span], and their weights."""
-    out, maximum, total = running
-    scale, soft_cap = spec.scoring.scale * _LOG2_E, spec.scoring.soft_cap
-    if soft_cap is not None:
-        # tanh by exp2: the approximate instruction would be off in the third digit.
-        power = jnp.exp2(products * (2 * scale / soft_cap))
-        products, scale = 1 - 2 / (power + 1), soft_cap * _LOG2_E
-    if visible is not None:
-        products = jnp.where(visible, products, _MASKED)
-    new_maximum = jnp.maximum(maximum, products.max(axis=1) * scale)
-    decay = jnp.exp2(maximum - new_maximum)
-    weights = jnp.exp2(products * scale - lax.broadcast_in_dim(new_maximum, products.shape, [0]))
-    out *= lax.broadcast_in_dim(decay, out.shape, [0])
-    total = total * decay + weights.sum(axis=1)
-    # Keeps the compiler from moving any of this behind the other warpgroup's turn.
-    running, weights = lax.optimization_barrier(
-        ((out, new_maximum, total), weights.astype(spec.dtype))
-    )
-    return running, weights
-
-
-def _accumulate(running: _Running, weights: jax.Array, values: Ref, spec: _Spec) -> _Running:
-    """Add the weighted values [span, D]."""
-    out, maximum, total = running
-    if spec.interpreted:  # knows no accumulator that starts with a value
-        weighted = jnp.dot(weights.astype(jnp.float32), values[...].astype(jnp.float32))
-        return out + weighted, maximum, total
-
-    def add(accumulator: Ref) -> None:
-        plgpu.wgmma(accumulator, weights, values)
-
-    return pl.run_state(add)(plgpu.WGMMAAccumulatorRef.init(out)), maximum, total
-
-
-def _visible(begin: jax.Array, half: Piece, spec: _Spec) -> jax.Array:
-    """Which of the span of positions from `begin` each row sees, [_ROWS, span]."""
-    shape = (_ROWS, spec.span)
-    row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
-    column = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA)
-    distance = (row & (spec.tokens - 1)) - column + (half.first - begin)
-    visible = distance >= 0
-    window = spec.scoring.window
-    return visible if window is None else visible & (distance < window)
-
-
-def _clear_unreadable(values: Ref, begin: jax.Array, piece: Piece, spec: _Spec) -> None:
-    """Zero the values [span, D] from position `begin` on that no token of the piece sees.
-
-    Both computing warpgroups do it, and write the same.
-    """
-    window = spec.scoring.window
-    oldest = 0 if window is None else piece.first - window + 1
-    for offset in range(0, spec.span, _ROWS):
-        start = begin + offset
-
-        @pl.when((start + _ROWS > piece.last + 1) | (start < oldest))
-        def _(offset: int = offset, start: jax.Array = start) -> None:
-            shape = (_ROWS, 64)  # one tile of columns at a time: registers are scarce here
-            row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
-            position = start + row
-            readable = (position <= piece.last) & (position >= oldest)
-            for column in range(0, spec.head_dim, shape[1]):
-                part = values.at[pl.ds(offset, _ROWS), pl.ds(column, shape[1])]
-                part[...] = jnp.where(readable, part[...], jnp.zeros(shape, spec.dtype))
-
-    plgpu.commit_smem()
-
-
 def _load_queries(
-    warpgroup: jax.Array, q_ref: Ref, shared: _Shared, spec: _Spec, half: Piece
+    warpgroup: jax.Array, q_ref: Ref, shared: _Shared, spec: Spec, half: Piece
 ) -> None:
     """Copy the query rows of a warpgroup.
 
@@ -468,7 +334,7 @@ def _load_queries(
     every eighth token.
     """
     for m in range(spec.cut.members):
-        source = q_ref.at[pl.ds(half.token, spec.tokens), _query_head(m, half, spec)]
+        source = q_ref.at[pl.ds(half.token, spec.tokens), query_head(m, half, spec)]
         target = shared.rows.at[warpgroup, pl.ds(m * spec.tokens, spec.tokens)]
         plgpu.copy_gmem_to_smem(source, target, shared.q_full.at[warpgroup])
     plgpu.barrier_wait(shared.q_full.at[warpgroup])
@@ -478,7 +344,7 @@ def _load_queries(
 
 
 def _store_output(
-    warpgroup: jax.Array, out: jax.Array, out_ref: Ref, shared: _Shared, spec: _Spec, half: Piece
+    warpgroup: jax.Array, out: jax.Array, out_ref: Ref, shared: _Shared, spec: Spec, half: Piece
 ) -> None:
     """Copy out the rows of a warpgroup that have a token and a member."""
     shared.rows[warpgroup] = out

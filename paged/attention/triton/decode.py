@@ -19,11 +19,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from paged.attention.metadata import AttentionMetadata, first_beyond
-from paged.attention.pieces import Ref
-from paged.attention.scoring import Scoring
+from paged.attention.scoring import LOG2_E, MASKED, Scoring
 from paged.attention.triton import spans
 from paged.attention.triton.spans import Spec
 from paged.cache import Pages
+from paged.kernels import Ref
 
 # Programs that a batch is cut into if it has fewer rows: about four per multiprocessor of a large
 # GPU. Twice as many cost 3 to 15 % more to merge than they save (H200).
@@ -180,7 +180,7 @@ def _part_kernel(
         if sinks_ref is not None:
             # Each part counts its share of the sink, so that all together count it once.
             sink = plgpu.load(sinks_ref.at[heads], mask=exist, other=0.0)
-            sink = sink * spans.LOG2_E - jnp.log2(parts.astype(jnp.float32))
+            sink = sink * LOG2_E - jnp.log2(parts.astype(jnp.float32))
         running = spans.start(_MEMBERS, sink, spec)
         running = lax.fori_loop(0, pl.cdiv(end - begin, spec.span), step, running)
         out, log_sum = spans.finish(running)
@@ -215,7 +215,7 @@ def _merge_kernel(
         part = jnp.arange(max_parts)
         there = part < num_parts
         item = first + part
-        log_sum = plgpu.load(log_sums_ref.at[item, head], mask=there, other=spans.MASKED)
+        log_sum = plgpu.load(log_sums_ref.at[item, head], mask=there, other=MASKED)
         out = plgpu.load(
             parts_ref.at[item[:, None], head, columns[None, :]],
             mask=there[:, None] & exist[None, :],

@@ -16,11 +16,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from paged.attention.metadata import AttentionMetadata
-from paged.attention.pieces import Cut, Piece, Ref, Step, divide, in_turn, locate, stretches
-from paged.attention.scoring import Scoring
+from paged.attention.pieces import Cut, Piece, Step, in_turn, locate, stretches
+from paged.attention.scoring import LOG2_E, Scoring
 from paged.attention.triton import spans
 from paged.attention.triton.spans import Spec
 from paged.cache import Pages
+from paged.kernels import Ref, divide
 
 TILE_SIZE = 128
 # About four for each multiprocessor of a large GPU, which evens out what they are given.
@@ -142,7 +143,7 @@ def _attend(
 
     sink = None
     if sinks_ref is not None:
-        sink = plgpu.load(sinks_ref.at[heads], mask=member < spec.group, other=0.0) * spans.LOG2_E
+        sink = plgpu.load(sinks_ref.at[heads], mask=member < spec.group, other=0.0) * LOG2_E
     running = spans.start(len(token), sink, spec)
     for stretch in stretches(piece, window, spec.span):
         body = functools.partial(visit, whole=stretch.whole)

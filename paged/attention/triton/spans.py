@@ -1,8 +1,8 @@
 """What both kernels do with one span of a sequence: fetch it from the pages, score it, fold it in.
 
-The softmax runs in powers of two (exp2 is one instruction) with a running maximum and sum. Keys and
-values that must not count are never loaded but are zero, and their score is `MASKED`, so that
-whatever a recycled or a null page holds, NaN included, reaches no result.
+The softmax runs in powers of two with a running maximum and sum. Keys and values that must not
+count are never loaded but are zero, and their score is `MASKED`, so that whatever a recycled or a
+null page holds, NaN included, reaches no result.
 
 Triton wants arrays whose sizes are powers of two: a head size such as 80 is padded to the next one
 inside the kernels, by masked loads and stores.
@@ -11,7 +11,6 @@ inside the kernels, by masked loads and stores.
 from __future__ import annotations
 
 import functools
-import math
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,16 +22,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from paged.attention.pieces import Ref
-from paged.attention.scoring import Scoring
+from paged.attention.scoring import LOG2_E, LOWEST, MASKED, Scoring
 from paged.attention.triton.unpack import product_dtype, unpack
 from paged.cache import Pages
-
-LOG2_E = math.log2(math.e)
-# A masked score, and where running maxima start: far below any real one, far above a masked one, so
-# that masked scores weigh nothing even where nothing else has been seen.
-MASKED, LOWEST = -1e30, -1e20
-
+from paged.kernels import Ref
 
 # A head of D elements, cut into lanes: all of them in one, or the even and the odd elements, which
 # are the first and the second values of the words that pages of 8 bits hold.
