@@ -26,7 +26,9 @@ from paged.models import (
     olmo2,
     phi3,
     qwen2,
+    qwen2_moe,
     qwen3,
+    qwen3_moe,
     smollm3,
     starcoder2,
 )
@@ -60,40 +62,46 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
-    "GemmaForCausalLM": Family(gemma.DEFAULTS, gemma.specs, gemma.forward, logits, gemma.configure),
-    "Gemma2ForCausalLM": Family(
-        gemma2.DEFAULTS, gemma2.specs, gemma2.forward, gemma2.capped_logits, gemma2.configure
-    ),
-    "LlamaForCausalLM": Family(llama.DEFAULTS, llama.specs, llama.forward, logits),
-    "MistralForCausalLM": Family(mistral.DEFAULTS, mistral.specs, mistral.forward, logits),
-    "MixtralForCausalLM": Family(
-        mixtral.DEFAULTS, mixtral.specs, mixtral.forward, logits, mixtral.configure
-    ),
-    "Qwen2ForCausalLM": Family(qwen2.DEFAULTS, qwen2.specs, qwen2.forward, logits),
-    "Qwen3ForCausalLM": Family(qwen3.DEFAULTS, qwen3.specs, qwen3.forward, logits),
-    "Gemma3ForCausalLM": Family(
-        gemma3.DEFAULTS, gemma3.specs, gemma3.forward, gemma2.capped_logits, gemma3.configure
-    ),
-    "Phi3ForCausalLM": Family(phi3.DEFAULTS, phi3.specs, phi3.forward, logits),
-    "Olmo2ForCausalLM": Family(olmo2.DEFAULTS, olmo2.specs, olmo2.forward, logits, olmo2.configure),
-    "GraniteForCausalLM": Family(
-        granite.DEFAULTS, granite.specs, granite.forward, granite.scaled_logits, granite.configure
-    ),
     "CohereForCausalLM": Family(
         cohere.DEFAULTS, cohere.specs, cohere.forward, cohere.scaled_logits, cohere.configure
     ),
     "Cohere2ForCausalLM": Family(
         cohere2.DEFAULTS, cohere2.specs, cohere2.forward, cohere2.scaled_logits, cohere2.configure
     ),
-    "Starcoder2ForCausalLM": Family(
-        starcoder2.DEFAULTS, starcoder2.specs, starcoder2.forward, logits, starcoder2.configure
+    "GemmaForCausalLM": Family(gemma.DEFAULTS, gemma.specs, gemma.forward, logits, gemma.configure),
+    "Gemma2ForCausalLM": Family(
+        gemma2.DEFAULTS, gemma2.specs, gemma2.forward, gemma2.capped_logits, gemma2.configure
+    ),
+    "Gemma3ForCausalLM": Family(
+        gemma3.DEFAULTS, gemma3.specs, gemma3.forward, gemma2.capped_logits, gemma3.configure
+    ),
+    "GlmForCausalLM": Family(glm.DEFAULTS, glm.specs, glm.forward, logits),
+    "Glm4ForCausalLM": Family(glm4.DEFAULTS, glm4.specs, glm4.forward, logits),
+    "GraniteForCausalLM": Family(
+        granite.DEFAULTS, granite.specs, granite.forward, granite.scaled_logits, granite.configure
+    ),
+    "LlamaForCausalLM": Family(llama.DEFAULTS, llama.specs, llama.forward, logits),
+    "MinistralForCausalLM": Family(mistral.DEFAULTS, mistral.specs, mistral.forward, logits),
+    "MistralForCausalLM": Family(mistral.DEFAULTS, mistral.specs, mistral.forward, logits),
+    "MixtralForCausalLM": Family(
+        mixtral.DEFAULTS, mixtral.specs, mixtral.forward, logits, mixtral.configure
+    ),
+    "Olmo2ForCausalLM": Family(olmo2.DEFAULTS, olmo2.specs, olmo2.forward, logits, olmo2.configure),
+    "Phi3ForCausalLM": Family(phi3.DEFAULTS, phi3.specs, phi3.forward, logits),
+    "Qwen2ForCausalLM": Family(qwen2.DEFAULTS, qwen2.specs, qwen2.forward, logits),
+    "Qwen2MoeForCausalLM": Family(
+        qwen2_moe.DEFAULTS, qwen2_moe.specs, qwen2_moe.forward, logits, qwen2_moe.configure
+    ),
+    "Qwen3ForCausalLM": Family(qwen3.DEFAULTS, qwen3.specs, qwen3.forward, logits),
+    "Qwen3MoeForCausalLM": Family(
+        qwen3_moe.DEFAULTS, qwen3_moe.specs, qwen3_moe.forward, logits, qwen3_moe.configure
     ),
     "SmolLM3ForCausalLM": Family(
         smollm3.DEFAULTS, smollm3.specs, smollm3.forward, logits, smollm3.configure
     ),
-    "GlmForCausalLM": Family(glm.DEFAULTS, glm.specs, glm.forward, logits),
-    "Glm4ForCausalLM": Family(glm4.DEFAULTS, glm4.specs, glm4.forward, logits),
-    "MinistralForCausalLM": Family(mistral.DEFAULTS, mistral.specs, mistral.forward, logits),
+    "Starcoder2ForCausalLM": Family(
+        starcoder2.DEFAULTS, starcoder2.specs, starcoder2.forward, logits, starcoder2.configure
+    ),
 }
 
 

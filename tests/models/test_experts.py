@@ -13,6 +13,7 @@ import pytest
 from paged.cache import DROPPED
 from paged.errors import ConfigError
 from paged.models.experts import DenseExperts, Mixture, Routing, mix, stacked
+from paged.models.registry import model_config
 from paged.models.weights import Dense, fused_linear
 
 F32 = jnp.dtype(jnp.float32)
@@ -111,3 +112,54 @@ def test_experts_are_stacked_in_their_order():
 def test_no_more_experts_can_be_chosen_than_there_are():
     with pytest.raises(ConfigError, match=r"num_experts_per_tok 6 .* 5 experts"):
         Routing(num_experts=5, num_chosen=6, expert_size=F, renormalise=True)
+
+
+QWEN: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sparse"),
+    [
+        ({}, (True, True, True, True)),
+        ({"decoder_sparse_step": 2}, (False, True, False, True)),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [3]}, (False, True, False, False)),
+        ({"mlp_only_layers": None}, (True, True, True, True)),
+    ],
+)
+def test_some_layers_have_no_mixture(changes, sparse):
+    assert model_config(QWEN | changes).extras.sparse == sparse
+
+
+def test_the_number_of_experts_has_two_names():
+    routings = [
+        model_config(QWEN | {key: 9}).extras.routing for key in ("num_experts", "num_local_experts")
+    ]
+    assert routings[0] == routings[1]
+    assert routings[0].num_experts == 9
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"use_sliding_window": True, "sliding_window": 8}, ["use_sliding_window", "True"]),
+        ({"num_experts": 3, "num_experts_per_tok": 5}, ["num_experts_per_tok 5", "3"]),
+        ({"num_experts": "8"}, ["num_experts", "'8'"]),
+        ({"norm_topk_prob": "yes"}, ["norm_topk_prob", "'yes'"]),
+        ({"mlp_only_layers": [4]}, ["mlp_only_layers", "0 to 3", "[4]"]),
+        ({"mlp_only_layers": [[1]]}, ["mlp_only_layers", "[[1]]"]),
+        ({"mlp_only_layers": 1}, ["mlp_only_layers", "1"]),
+    ],
+)
+def test_refusals_name_the_setting(architecture, changes, words):
+    with pytest.raises(ConfigError) as error:
+        model_config(QWEN | changes | {"architectures": [architecture]})
+    assert all(word in str(error.value) for word in words)

@@ -52,8 +52,12 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
     Starcoder2Config,
@@ -90,6 +94,8 @@ ODD: dict[str, Any] = {
     "head_dim": 20,
 }
 COHERE = {"layer_norm_eps": 1e-3, "logit_scale": 0.3}
+# Mixtures of experts, as Qwen's files tell of them.
+MOE = {"num_experts": 9, "num_experts_per_tok": 4, "moe_intermediate_size": 40}
 # Sizes that the kernels for Hopper take: heads of 64 elements, and weights worth their while.
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64}
 
@@ -113,6 +119,15 @@ def qwen2(**changes: Any) -> PreTrainedModel:
 
 def qwen3(**changes: Any) -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(**SIZES | {"head_dim": 32} | changes))
+
+
+def qwen2_moe(**changes: Any) -> PreTrainedModel:
+    sizes = SIZES | MOE | {"shared_expert_intermediate_size": 88}
+    return Qwen2MoeForCausalLM(Qwen2MoeConfig(**sizes | changes))
+
+
+def qwen3_moe(**changes: Any) -> PreTrainedModel:
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES | ODD | MOE | changes))
 
 
 def gemma(**changes: Any) -> PreTrainedModel:
@@ -219,6 +234,14 @@ def models() -> dict[str, PreTrainedModel]:
         "qwen2_window": qwen2(**window),
         "qwen3": qwen3(),
         "qwen3_bias_tied": qwen3(attention_bias=True, tie_word_embeddings=True),
+        "qwen2_moe": qwen2_moe(),
+        "qwen2_moe_normed_plain_layer": qwen2_moe(
+            norm_topk_prob=True, mlp_only_layers=[0], qkv_bias=False
+        ),
+        "qwen3_moe": qwen3_moe(norm_topk_prob=True),
+        "qwen3_moe_sparse_step_bias_tied": qwen3_moe(
+            decoder_sparse_step=2, attention_bias=True, tie_word_embeddings=True
+        ),
         "gemma": gemma(),
         "gemma_bias_untied": gemma(attention_bias=True, tie_word_embeddings=False),
         "gemma2": gemma2(),
