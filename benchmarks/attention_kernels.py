@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import statistics
 import sys
 import time
 import warnings
@@ -21,22 +20,20 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.mosaic.gpu import profiler
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
+from benchmarks.floors import Ceilings
+from benchmarks.gpu import DTYPE, ceilings, median_microseconds, random, repeated
 from paged.attention import BACKENDS, AttentionMetadata, Scoring, attention_metadata
 from paged.cache import Pages, as_stored
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 16
 POOL_TOKENS = 1_000_000
-DTYPE = jnp.bfloat16
-RUNS = 5
 # What the calls of one timed program read together at least: several times the GPU's cache.
 COLD_BYTES = 200_000_000
 BYTES_PER_TOKEN = 2 * KV_HEADS * HEAD_DIM * 2
@@ -158,9 +155,11 @@ def main() -> None:
         for backend in case.backends
         if hopper or backend != "mosaic"
     ]
-    ceilings = {"bytes": read_ceiling(), "flop": product_ceiling()}
-    print(f"{jax.devices()[0].device_kind}: reads {ceilings['bytes'] / 1e12:.2f} TB/s, ", end="")
-    print(f"multiplies {ceilings['flop'] / 1e12:.0f} TFLOP/s\n{HEADER}")
+    card = ceilings()
+    print(
+        f"{jax.devices()[0].device_kind}: reads {card.bytes_per_second / 1e12:.2f} TB/s, "
+        f"multiplies {card.flop_per_second / 1e12:.0f} TFLOP/s\n{HEADER}"
+    )
     pool = make_pool()
     results = []
     with ThreadPoolExecutor() as threads:
@@ -169,13 +168,13 @@ def main() -> None:
             if time.monotonic() - began > options.budget:
                 print(f"out of time before {case.name}, {backend}")
                 break
-            results.append(measure(case, backend, program, pool, ceilings))
+            results.append(measure(case, backend, program, pool, card))
             print(row_of(results[-1], case), flush=True)
     if options.json:
         report = {
             "device": jax.devices()[0].device_kind,
             "jax": jax.__version__,
-            "ceilings": ceilings,
+            "ceilings": asdict(card),
             "results": [asdict(result) for result in results],
         }
         options.json.write_text(json.dumps(report, indent=1) + "\n")
@@ -246,7 +245,7 @@ def measure(
     backend: str,
     program: Callable[..., list[jax.Array]],
     pool: Pages,
-    ceilings: dict[str, float],
+    card: Ceilings,
 ) -> Result:
     """Time a compiled case, and compare it with the reference where a case has it."""
     rng = np.random.default_rng(0)
@@ -257,31 +256,21 @@ def measure(
     ]
     meta = metadata(case, backend, tables[0])
     q = random(1, (case.num_tokens, HEADS, HEAD_DIM))
-    outputs, whole, kernels = timed(program, q, pool, meta, tables)
-    seconds = whole / case.calls / 1e6
-    rate = case.work / seconds
+    outputs, runs = repeated(program, q, pool, meta, tables)
+    microseconds = median_microseconds(runs) / case.calls
+    rate = case.work / microseconds * 1e6
     error = None
     if "xla" in case.backends and backend != "xla":
         error = relative_error(case, outputs[0], q, pool, tables[0])
     return Result(
         case=case.name,
         backend=backend,
-        microseconds=whole / case.calls,
-        kernel_microseconds=kernels / case.calls,
+        microseconds=microseconds,
+        kernel_microseconds=median_microseconds(runs, "paged") / case.calls,
         rate=rate,
-        share=rate / ceilings["bytes" if case.decode else "flop"],
+        share=rate / (card.bytes_per_second if case.decode else card.flop_per_second),
         error=error,
     )
-
-
-def timed(function: Callable[..., Any], *args: Any) -> tuple[Any, float, float]:
-    """Outputs, and microseconds of all kernels and of the attention kernels; medians of runs."""
-    outputs, runs = profiler.measure(function, aggregate=False, iterations=RUNS)(*args)
-    if not runs:
-        raise RuntimeError("CUPTI saw no kernel; is another profiler attached?")
-    whole = statistics.median(sum(ms for _, ms in run) for run in runs)
-    kernels = statistics.median(sum(ms for name, ms in run if "paged" in name) for run in runs)
-    return outputs, 1e3 * whole, 1e3 * kernels
 
 
 def relative_error(
@@ -300,31 +289,10 @@ def relative_error(
     return float(jnp.linalg.norm(error.ravel()) / jnp.linalg.norm(exact[:tokens].ravel()))
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def random(seed: int, shape: tuple[int, ...]) -> jax.Array:
-    """About standard normal in spread, cheap to make in gigabytes."""
-    bits = jax.random.bits(jax.random.key(seed), shape, jnp.uint8)
-    return ((bits.astype(jnp.float32) - 127.5) / 74).astype(DTYPE)
-
-
 def make_pool() -> Pages:
     """The pages of one layer, 4 GB."""
     values = random(0, (POOL_TOKENS // PAGE_SIZE, PAGE_SIZE, 2 * KV_HEADS, HEAD_DIM))
     return Pages(values, None, values.dtype)
-
-
-def read_ceiling() -> float:
-    """Bytes per second at which 2 GiB are summed."""
-    x = jnp.ones(2**30, DTYPE)
-    _, microseconds, _ = timed(jax.jit(lambda x: jnp.sum(x, dtype=jnp.float32)), x)
-    return x.nbytes / microseconds * 1e6
-
-
-def product_ceiling() -> float:
-    """FLOP per second of a product of two matrices of 8192 rows and columns."""
-    x = random(2, (8192, 8192))
-    _, microseconds, _ = timed(jax.jit(jnp.dot), x, x)
-    return 2 * 8192**3 / microseconds * 1e6
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import jax
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
+from benchmarks.gpu import ceilings
 from paged.models.loading import ModelSource, resolve_model
 from paged.runtime.bench.workloads import BenchRequest, IdRange, baseline_requests
 from paged.runtime.config import EngineConfig
@@ -107,17 +108,6 @@ def decode_step(core: EngineCore, batch: int, vocab_size: int) -> dict[str, Any]
     }
 
 
-def ceilings() -> dict[str, Any]:
-    """What this GPU reads and multiplies, measured."""
-    from benchmarks.attention_kernels import product_ceiling, read_ceiling
-
-    return {
-        "device": jax.devices()[0].device_kind,
-        "bytes_per_second": read_ceiling(),
-        "flop_per_second": product_ceiling(),
-    }
-
-
 def start(config: EngineConfig, source: ModelSource) -> tuple[EngineCore, dict[str, Any]]:
     """An engine, and what its start was like."""
     begin = time.perf_counter()
@@ -131,7 +121,7 @@ def figures(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     source, config = resolve_model(args.model, load_format="dummy"), engine_config(args)
     claim_device_memory(config)
     if jax.default_backend() == "gpu":
-        yield ceilings()
+        yield {"device": jax.devices()[0].device_kind, **asdict(ceilings())}
     core, about = start(config, source)
     yield about
     vocab_size = source.config.vocab_size

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import statistics
 import sys
 import time
 import warnings
@@ -25,10 +24,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.mosaic.gpu import profiler
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
+from benchmarks.gpu import median_microseconds, repeated
 from paged.runtime.sampler import (
     SamplerState,
     SamplingMode,
@@ -40,7 +39,7 @@ from paged.runtime.steps import NUM_RULES
 
 VOCAB = 128256
 ROWS = (1, 32, 256, 1024)
-RUNS, CALLS = 5, 20
+CALLS = 20
 KINDS = ("peaked", "flat", "ties")
 
 
@@ -218,21 +217,15 @@ def measure(case: Case, program: Callable[..., Any]) -> Result:
     logits = make_logits(case.num_rows, case.kind)
     rows = make_rows(case.num_rows, case.filters)
     state = make_state(case.num_rows, case.mode)
-    _, runs = profiler.measure(program, aggregate=False, iterations=RUNS)(logits, rows, state)
-    if not runs:
-        raise RuntimeError("CUPTI saw no kernel; is another profiler attached?")
-
-    def median(name: str) -> float:
-        return 1e3 * statistics.median(sum(ms for n, ms in run if name in n) for run in runs)
-
+    _, runs = repeated(program, logits, rows, state)
     return Result(
         num_rows=case.num_rows,
         mode=case.mode.name,
         filters=str(case.filters),
         kind=case.kind,
-        microseconds=median(""),
-        summarise=median("paged_summarise"),
-        threshold=median("paged_threshold"),
+        microseconds=median_microseconds(runs),
+        summarise=median_microseconds(runs, "paged_summarise"),
+        threshold=median_microseconds(runs, "paged_threshold"),
         kernels=len(runs[0]),
         wall=wall_microseconds(program, logits, rows, state),
     )

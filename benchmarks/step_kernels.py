@@ -2,7 +2,8 @@
 
 Compiles the forward programs of some step shapes for a model of random weights, runs each many
 times over pages that lie scattered in a large cache, and tells for each shape: the time between two
-steps with nothing else to do (wall), the sum of its kernels, its floor, and its kernels by kind.
+steps with nothing else to do (wall), the sum of its kernels, its floor (`floors.py`) on this very
+card, and its kernels by kind.
 
     python3 benchmarks/step_kernels.py benchmarks/models/llama-3.1-8b --cases decode:32x1088 \
         --json steps.json --hlo FOLDER
@@ -15,14 +16,13 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib
 import json
 import re
 import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +35,13 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
-from paged.attention import default_backend
+from benchmarks.floors import ModelWork, Request, floor_seconds
+from benchmarks.gpu import Kernels, ceilings, kernels
+from paged.attention import BACKENDS, default_backend
 from paged.cache import CacheSpec, PagedKVCache
-from paged.models.config import ModelConfig
-from paged.models.loading import resolve_model
+from paged.models.loading import ModelSource, resolve_model
 from paged.models.registry import get_family
-from paged.models.weights import for_device, param_bytes
+from paged.models.weights import for_device
 from paged.runtime.buckets import FEWEST_ROWS_ON_GPU, Bucket, Buckets
 from paged.runtime.programs import abstract
 from paged.runtime.sampler import SamplingMode
@@ -62,6 +63,7 @@ PAGE_SIZE = 16
 NUM_PAGES = 30_000
 MAX_NUM_SEQS, MAX_NUM_TOKENS, MAX_MODEL_LEN = 1024, 16384, 8192
 RUNS = 12
+DTYPE = jnp.dtype(jnp.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -98,19 +100,11 @@ class Case:
         size = min(size for size in buckets.decode if size >= wanted)
         return Bucket(size, size, True)
 
-    def floor(self, model: ModelConfig, weights: int, read: float, multiply: float) -> float:
-        """Seconds: weights and cached tokens read once, or the products, whichever takes longer.
-
-        Args:
-            weights: bytes of the weights.
-            read, multiply: bytes and FLOP per second.
-        """
-        pair = 2 * model.num_kv_heads * model.head_dim * 2 * model.num_layers
-        products = 2 * (weights / 2 - 2 * model.vocab_size * model.hidden_size) * self.num_tokens
-        products += 2 * model.vocab_size * model.hidden_size * self.num_rows
-        cached = self.rows * self.context * pair
-        embedding = model.vocab_size * model.hidden_size * 2
-        return max((weights - embedding + cached) / read, products / multiply + cached / read)
+    @property
+    def requests(self) -> list[Request]:
+        """Its part of the work: a token more of what is in pages, or a prompt's first."""
+        decoding = Request(self.context, 2, cached=self.context)
+        return [decoding] * self.rows + [Request(self.length, 1)] * self.chunks
 
 
 def pack_case(case: Case, shapes: StepShapes, bucket: Bucket) -> NDArray[np.int32]:
@@ -156,22 +150,12 @@ class Steps:
         return cache
 
 
-def kernels(run: Callable[[], Any], count: int) -> list[tuple[str, float, int]]:
-    """(name, milliseconds of a step, launches of a step) of each kernel, the longest first.
-
-    By the part of JAX's profiler that `jax.experimental.mosaic.gpu.profiler` is made of: that
-    itself calls a function again with the same arguments, which a donated cache does not bear.
-    """
-    cupti: Any = vars(importlib.import_module("jax._src.lib.mosaic_gpu"))["_mosaic_gpu_ext"]
-    cupti._cupti_init()
-    try:
-        run()
-    finally:
-        timings = cupti._cupti_get_timings(True)
-    found: dict[str, list[float]] = defaultdict(list)
-    for name, milliseconds in timings:
-        found[name].append(milliseconds)
-    rows = [(name, sum(times) / count, len(times) // count) for name, times in found.items()]
+def by_name(found: Kernels) -> list[tuple[str, float, int]]:
+    """(name, milliseconds of a step, launches of a step) of each kernel, the longest first."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for name, milliseconds in found:
+        times[name].append(milliseconds)
+    rows = [(name, sum(each) / RUNS, len(each) // RUNS) for name, each in times.items()]
     return sorted(rows, key=lambda row: -row[1])
 
 
@@ -197,7 +181,7 @@ def measure(case: Case, steps: Steps, cache: PagedKVCache) -> tuple[dict[str, An
     def traced() -> None:
         box[0] = steps.run(box[0], RUNS)
 
-    found = kernels(traced, RUNS)
+    found = by_name(kernels(traced))
     kinds: dict[str, float] = defaultdict(float)
     for name, ms, _ in found:
         kinds[kind(name)] += ms
@@ -232,48 +216,63 @@ def compile_case(case: Case, shapes: StepShapes, params: Any, hlo: Path | None) 
     return program, sampler.compile()
 
 
-def main() -> None:
-    """Compile all cases in parallel, then time one after the other."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("model")
-    parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--hlo", type=Path, help="folder for the compiled programs' text")
-    parser.add_argument("--read", type=float, default=4.58e12, help="bytes per second")
-    parser.add_argument("--multiply", type=float, default=832e12, help="FLOP per second")
-    parser.add_argument("--backend", default=None)
-    parser.add_argument("--xla-products", action="store_true", help="leave products to XLA")
-    parser.add_argument("--top", type=int, default=8, help="kernels to print of each case")
-    args = parser.parse_args()
-    source = resolve_model(args.model, load_format="dummy")
+def step_shapes(args: argparse.Namespace, source: ModelSource) -> StepShapes:
+    """Those of a server with room for every case."""
     model = source.config
-    cache_spec = CacheSpec(
-        model.num_layers, NUM_PAGES, PAGE_SIZE, model.num_kv_heads, model.head_dim, jnp.bfloat16
+    return StepShapes(
+        family=get_family(model.architecture),
+        model=model,
+        cache=CacheSpec(
+            num_layers=model.num_layers,
+            num_pages=NUM_PAGES,
+            page_size=PAGE_SIZE,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            dtype=DTYPE,
+        ),
+        buckets=Buckets.make(MAX_NUM_SEQS, MAX_NUM_TOKENS, fewest_rows=FEWEST_ROWS_ON_GPU),
+        max_model_len=MAX_MODEL_LEN,
+        backend=args.backend or default_backend(jax.devices()[0]),
     )
-    family = get_family(model.architecture)
-    buckets = Buckets.make(MAX_NUM_SEQS, MAX_NUM_TOKENS, fewest_rows=FEWEST_ROWS_ON_GPU)
-    backend = args.backend or default_backend(jax.devices()[0])
-    shapes = StepShapes(family, model, cache_spec, buckets, MAX_MODEL_LEN, backend)
-    params = source.load(jnp.dtype(jnp.bfloat16), seed=0, progress=False)
+
+
+def figures(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Compile all cases in parallel, then time one after the other."""
+    cases = [Case.parse(text) for text in args.cases.split(",")]
+    source = resolve_model(args.model, load_format="dummy")
+    work, card, shapes = ModelWork.of(Path(args.model)), ceilings(), step_shapes(args, source)
+    params = source.load(DTYPE, seed=0, progress=False)
     if not args.xla_products:
         params = for_device(params, jax.devices()[0])
-    cases = [Case.parse(text) for text in args.cases.split(",")]
     start = time.perf_counter()
     with ThreadPoolExecutor(12) as threads:
         compiled = list(
             threads.map(lambda case: compile_case(case, shapes, params, args.hlo), cases)
         )
     print(f"compiled {len(cases)} cases in {time.perf_counter() - start:.1f} s", flush=True)
-    cache = PagedKVCache.zeros(cache_spec)
-    weights = param_bytes(family.specs(model), jnp.dtype(jnp.bfloat16))
-    figures = []
+    cache = PagedKVCache.zeros(shapes.cache)
     for case, programs in zip(cases, compiled, strict=True):
         figure, cache = measure(case, Steps(case, shapes, params, programs), cache)
-        figure["floor_ms"] = 1e3 * case.floor(model, weights, args.read, args.multiply)
-        figures.append(figure)
+        yield {**figure, "floor_ms": 1e3 * floor_seconds(work, card, case.requests)}
+
+
+def main() -> None:
+    """Read the arguments, and tell each case as it comes."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("model", help="folder with a config.json")
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--hlo", type=Path, help="folder for the compiled programs' text")
+    parser.add_argument("--backend", choices=BACKENDS, help="of attention; default: the fastest")
+    parser.add_argument("--xla-products", action="store_true", help="leave products to XLA")
+    parser.add_argument("--top", type=int, default=8, help="kernels to print of each case")
+    args = parser.parse_args()
+    told = []
+    for figure in figures(args):
         show(figure, args.top)
+        told.append(figure)
     if args.json:
-        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+        args.json.write_text(json.dumps(told, indent=1) + "\n")
 
 
 def show(figure: dict[str, Any], top: int) -> None:
