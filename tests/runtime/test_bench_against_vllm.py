@@ -1,34 +1,16 @@
 """The comparison with vLLM: its floors, its table, and a run of everything on a tiny model."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.against_vllm import Book, keep_offline, table
 from benchmarks.floors import Ceilings, ModelWork, Request, floor_seconds
+from tests.runtime.benchmark import ROOT, run_benchmark
 
-ROOT = Path(__file__).parents[2]
 LLAMA = ModelWork.of(ROOT / "benchmarks/models/llama-3.1-8b")
 CARD = Ceilings(bytes_per_second=4.089e12, flop_per_second=700e12)
-TINY = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 128,
-    "vocab_size": 2048,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-}
 
 
 def test_work_of_llama_8b() -> None:
@@ -70,14 +52,9 @@ def test_every_row_of_the_yardstick_has_a_name_of_its_own() -> None:
 
 @pytest.mark.slow
 def test_everything_runs(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(TINY))
     limits = ("--max-model-len=4096", "--max-num-seqs=8", "--max-num-batched-tokens=512")
     sizes = ("--batches=1", "--workloads=D", "--streams=64", "--seconds=200")
-    cache = f"--compile-cache-dir={tmp_path}/cache"
-    command = ("benchmarks/against_vllm.py", str(tmp_path), "--out", str(tmp_path / "out"))
-    subprocess.run(
-        [sys.executable, *command, *limits, *sizes, cache], cwd=ROOT, check=True, timeout=280
-    )
+    run_benchmark("against_vllm", tmp_path, f"--out={tmp_path}/out", *limits, *sizes)
     figures = json.loads((tmp_path / "out/figures.json").read_text())["figures"]
     expected = {"decode 1", "D", "serve 64", "ttft 64", "start cold", "server warm", "kv tokens"}
     assert expected < figures.keys()
