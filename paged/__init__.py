@@ -27,14 +27,18 @@ _PUBLIC = {
 
 __all__ = [*_PUBLIC, "__version__"]
 
-if TYPE_CHECKING:
-    from paged.errors import ConfigError
-    from paged.runtime.async_engine import AsyncEngine
-    from paged.runtime.config import EngineConfig
-    from paged.runtime.errors import EngineDead, InvalidRequest
-    from paged.runtime.llm import LLM
-    from paged.runtime.outputs import CompletionOutput, Logprob, RequestOutput
-    from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
+if TYPE_CHECKING:  # each "as" itself: a checker then takes it for a name of ours, not of our needs
+    from paged.errors import ConfigError as ConfigError
+    from paged.runtime.async_engine import AsyncEngine as AsyncEngine
+    from paged.runtime.config import EngineConfig as EngineConfig
+    from paged.runtime.errors import EngineDead as EngineDead
+    from paged.runtime.errors import InvalidRequest as InvalidRequest
+    from paged.runtime.llm import LLM as LLM
+    from paged.runtime.outputs import CompletionOutput as CompletionOutput
+    from paged.runtime.outputs import Logprob as Logprob
+    from paged.runtime.outputs import RequestOutput as RequestOutput
+    from paged.runtime.sampling_params import RequestOutputKind as RequestOutputKind
+    from paged.runtime.sampling_params import SamplingParams as SamplingParams
 
 
 def __getattr__(name: str) -> Any:
