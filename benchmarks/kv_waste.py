@@ -11,11 +11,15 @@ cache must find are known beforehand.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log
+from pathlib import Path
 from random import Random
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
 from paged.pool import PagePool
 from paged.runtime.plan import StepPlan

@@ -47,7 +47,7 @@ class Streams:
     def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
         """Continue all prompts by so many tokens, greedily and whatever they are."""
         llama.llama_memory_clear(llama.llama_get_memory(self._context), True)
-        new, outputs = [list(prompt) for prompt in prompts], [[] for _ in prompts]
+        new, outputs = prompts, [list[int]() for _ in prompts]
         start = 0
         for _ in range(num_tokens):
             places = self._decode(new, start)
@@ -77,7 +77,7 @@ class Streams:
 
 @contextmanager
 def worker(
-    gguf: str, weights: str, threads: str, prompt: list[int], num_tokens: int
+    gguf: str, weights: str, threads: int, prompt: list[int], num_tokens: int
 ) -> Iterator[Callable[[int], float]]:
     """A function that gives the seconds to generate for a number of concurrent requests.
 
@@ -87,7 +87,7 @@ def worker(
     llama.llama_log_set(_silent, None)
     with tempfile.TemporaryDirectory() as folder:
         path = float32_copy(gguf, folder) if weights == "float32" else gguf
-        streams = Streams(path, int(threads), 16, len(prompt) + 1 + num_tokens)
+        streams = Streams(path, threads, 16, len(prompt) + 1 + num_tokens)
 
         def run(count: int) -> float:
             prompts = [[*prompt, i] for i in range(count)]

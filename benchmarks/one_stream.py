@@ -21,6 +21,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
 PROMPT = list(range(100, 132))
 NUM_TOKENS = 128
@@ -29,12 +32,13 @@ NUM_TOKENS = 128
 def paged_worker() -> Callable[[int], float]:
     """Seconds to generate for a number of concurrent requests."""
     from paged import LLM, SamplingParams
+    from paged.runtime.front import TokensPrompt
 
     llm = LLM(dtype="float32", max_num_seqs=16, enable_prefix_caching=False)
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False)
 
     def run(streams: int) -> float:
-        prompts = [{"prompt_token_ids": [*PROMPT, i]} for i in range(streams)]
+        prompts = [TokensPrompt(prompt_token_ids=[*PROMPT, i]) for i in range(streams)]
         start = time.perf_counter()
         outputs = llm.generate(prompts, params, use_tqdm=False)
         seconds = time.perf_counter() - start
@@ -46,9 +50,7 @@ def paged_worker() -> Callable[[int], float]:
 
 def transformers_worker(gguf: str) -> Callable[[int], float]:
     """The same with transformers' `generate`."""
-    from pathlib import Path
-
-    import torch
+    import torch  # type: ignore[import-not-found]
     from transformers import AutoModelForCausalLM
 
     path = Path(gguf)
@@ -109,9 +111,10 @@ def serve_turns(run: Callable[[int], float]) -> None:
 def be_worker(side: str, *rest: str) -> None:
     """Serve one side's turns."""
     if side == "llamacpp":
-        from llama_streams import worker  # beside this file
+        from benchmarks.llama_streams import worker
 
-        with worker(*rest, PROMPT, NUM_TOKENS) as run:
+        gguf, weights, threads = rest
+        with worker(gguf, weights, int(threads), PROMPT, NUM_TOKENS) as run:
             serve_turns(run)
     else:
         serve_turns(paged_worker() if side == "paged" else transformers_worker(*rest))
