@@ -25,7 +25,8 @@ from paged.runtime.config import MAX_LOGPROBS
 from paged.truncation import truncation_thresholds
 
 _NEVER = jnp.finfo(jnp.float32).min
-# Neighbours in the vocabulary that are looked at together: about the root of its size times 20.
+# Neighbours in the vocabulary that are looked at together: about the root of its size divided by
+# MAX_LOGPROBS, so that as many maxima of groups are sorted as tokens of the groups that are kept.
 _GROUP = 64
 
 
