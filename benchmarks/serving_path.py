@@ -1,13 +1,17 @@
 """What a streamed chunk costs each process on its way: engine process, server and client.
 
-    python benchmarks/serving_path.py --streams 256 --step-ms 40 [--text]
+    python benchmarks/serving_path.py --streams 256 --step-ms 40 [--text] [--no-engine-process]
 
 A closed loop of 300-token prompts over real sockets: a server as `paged serve` runs it, its engine
 in a process of its own, and the client of `paged bench serve`. Only the device is a clock, which
-gives every stream a token each step (see `process_split.py`). What the kernel counted as each
+gives every stream a token each step (see `device_clock.py`). What the kernel counted as each
 thread's time on a processor, over the chunks that came, is the cost; a server can stream as many
 chunks a second as fit into a second of its process, whose threads take turns. Streams carry token
 ids, as in the comparison with vLLM, or with --text what they decode to.
+
+The device is busy for as much of the time as its next step comes before the last has ended. With
+--no-engine-process the server and its engine take turns in one process, as they would without
+`runtime/remote_core.py`, and the share tells what the second process is for.
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
-from benchmarks.process_split import MAX_MODEL_LEN, VOCABULARY, Clock
+from benchmarks.against_vllm import metric
+from benchmarks.device_clock import MAX_MODEL_LEN, VOCABULARY, Clock
 from paged.http.app import create_app
 from paged.http.options import ServeOptions
 from paged.http.serve import serve
@@ -42,7 +47,7 @@ from paged.runtime.bench.options import SamplingOptions, ServerOptions
 from paged.runtime.bench.serve import allow_many_connections
 from paged.runtime.bench.workloads import IdRange, random_requests
 from paged.runtime.config import EngineConfig
-from paged.runtime.engine import Engine
+from paged.runtime.engine import Core, Engine
 from paged.runtime.engine_process import main as serve_core
 from paged.runtime.front import Front
 from paged.runtime.remote_core import RemoteCore
@@ -51,7 +56,7 @@ from paged.runtime.sampling_params import SamplingParams
 PROMPT, OUTPUT = 300, 128
 
 
-def run_server(step_ms: str, text: str) -> int:
+def run_server(step_ms: str, text: str, processes: str) -> int:
     """The server; it tells the process of its engine and, when ready, where it listens."""
     front = Front(
         tokenizer=resolve_model(None).tokenizer() if text == "text" else None,
@@ -60,8 +65,13 @@ def run_server(step_ms: str, text: str) -> int:
         max_logprobs=0,
         default_params=SamplingParams(),
     )
-    core = RemoteCore(EngineConfig(), program=(__file__, "--engine", step_ms))
-    print(f"Engine: {core.pid}", flush=True)
+    core: Core
+    if processes == "two":
+        core = RemoteCore(EngineConfig(), program=(__file__, "--engine", step_ms))
+        print(f"Engine: {core.pid}", flush=True)
+    else:
+        core = Clock(float(step_ms) / 1e3)
+        print(f"Engine: {os.getpid()}", flush=True)
     with patch.object(async_engine, "load_engine", lambda *_, **how: Engine(core, front)):
         engine = AsyncEngine()
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -77,9 +87,10 @@ def run_engine(step_ms: str, descriptor: str) -> int:
 
 
 @contextmanager
-def server(step_ms: float, *, text: bool) -> Iterator[tuple[int, int, str]]:
-    """A server that is ready: its process, its engine's, and its address."""
-    command = [sys.executable, __file__, "--server", str(step_ms), "text" if text else "ids"]
+def server(args: argparse.Namespace) -> Iterator[tuple[dict[str, int], str]]:
+    """A server that is ready: its processes by name, and its address."""
+    how = ("text" if args.text else "ids", "one" if args.no_engine_process else "two")
+    command = [sys.executable, __file__, "--server", str(args.step_ms), *how]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout
@@ -87,7 +98,10 @@ def server(step_ms: float, *, text: bool) -> Iterator[tuple[int, int, str]]:
         ready = re.match(r"Ready: .* at (http\S+)/v1", process.stdout.readline())
         assert engine, "the server did not start"
         assert ready, "the server did not get ready"
-        yield process.pid, int(engine[1]), ready[1]
+        processes = {"server": process.pid}
+        if not args.no_engine_process:
+            processes["engine"] = int(engine[1])
+        yield processes, ready[1]
     finally:
         process.terminate()
         process.wait()
@@ -121,20 +135,25 @@ async def load(url: str, streams: int, num_requests: int, *, text: bool) -> Serv
 
 def report(args: argparse.Namespace) -> Iterator[str]:
     """Measure, and say what came out."""
-    with server(args.step_ms, text=args.text) as (api, engine, url):
+    with server(args) as (processes, url):
+        processes["client"] = os.getpid()
         uvloop.run(load(url, args.streams, args.streams, text=args.text))  # warm up
-        before = [busy_seconds(process) for process in (api, engine, os.getpid())]
+        before = {name: busy_seconds(process) for name, process in processes.items()}
+        steps = metric(url, "paged:num_steps_total")
         summary = uvloop.run(load(url, args.streams, args.rounds * args.streams, text=args.text))
-        after = [busy_seconds(process) for process in (api, engine, os.getpid())]
+        steps = metric(url, "paged:num_steps_total") - steps
+        after = {name: busy_seconds(process) for name, process in processes.items()}
     assert not summary.failures, summary.failures
     num_chunks = sum(len(record.chunk_times) for record in summary.records)
     num_tokens = sum(record.num_output_tokens for record in summary.records)
     yield (
         f"{num_chunks / summary.duration:,.0f} chunks/s of {num_tokens / num_chunks:.2f} tokens, "
-        f"{len(summary.records) / summary.duration:.1f} requests/s"
+        f"{len(summary.records) / summary.duration:.1f} requests/s, "
+        f"device busy {steps * args.step_ms / 1e3 / summary.duration:.0%}"
     )
-    for name, first, last in zip(("server", "engine", "client"), before, after, strict=True):
-        costs = [1e6 * (last[thread] - first.get(thread, 0.0)) / num_chunks for thread in last]
+    for name, last in after.items():
+        seconds = [last[thread] - before[name].get(thread, 0.0) for thread in last]
+        costs = [1e6 * each / num_chunks for each in seconds]
         threads = " + ".join(f"{cost:.1f}" for cost in costs if cost > 0.05)
         yield f"  {name:8} {sum(costs):6.1f} us a chunk   by thread: {threads}"
 
@@ -146,6 +165,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=40.0)
     parser.add_argument("--rounds", type=int, default=2, help="requests of each stream")
     parser.add_argument("--text", action="store_true", help="stream text, not token ids")
+    parser.add_argument("--no-engine-process", action="store_true", help="all in the server's")
     args = parser.parse_args()
     allow_many_connections()
     print("\n".join(report(args)))

@@ -1,0 +1,79 @@
+"""An engine core whose device is a clock, to measure all that stands around it without a GPU."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from paged.runtime.memory import MemoryPlan
+from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
+
+MAX_MODEL_LEN, VOCABULARY = 2**20, 49_000
+_MEMORY = MemoryPlan(None, 0, 0, 0, 1, 1, 1, MAX_MODEL_LEN)
+
+
+@dataclass
+class Clock:
+    """A core for `Engine`. Each step gives every request a token, up to its max_tokens.
+
+    A step starts when it is launched and the one before it has ended, and takes always as long.
+    The next is launched before one is read, as `EngineCore` does.
+
+    Attributes:
+        step_time: seconds.
+    """
+
+    step_time: float
+    max_model_len: int = MAX_MODEL_LEN
+    vocab_size: int = VOCABULARY
+    memory: MemoryPlan = field(default_factory=lambda: _MEMORY)
+    _random: Random = field(default_factory=lambda: Random(0))
+    _live: dict[str, int] = field(default_factory=dict)  # tokens to come
+    _ends: list[float] = field(default_factory=list)  # of the steps in flight, oldest first
+    _num_steps: int = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live)
+
+    def fileno(self) -> None:
+        """No other process has news for `step`."""
+
+    def add(self, request: EngineRequest) -> None:
+        self._live[request.request_id] = request.params.max_tokens or 0
+
+    def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
+        if self._live.pop(request_id, None) is None:
+            return []
+        return [SequenceOutput(request_id, 0, [], finish_reason="abort")]
+
+    def step(self) -> list[SequenceOutput]:
+        """Launch a step, then wait for the one before it."""
+        now, clock = time.time(), time.perf_counter()
+        starts = max(clock, self._ends[-1]) if self._ends else clock
+        self._ends.append(starts + self.step_time)
+        self._num_steps += 1
+        if len(self._ends) == 1:
+            return []
+        time.sleep(max(self._ends.pop(0) - time.perf_counter(), 0))
+        return [self._advance(*each, now) for each in list(self._live.items())]
+
+    def _advance(self, name: str, num_left: int, now: float) -> SequenceOutput:
+        """A sequence's next token."""
+        self._live[name] = num_left - 1
+        if num_left == 1:
+            del self._live[name]
+        token, reason = self._random.randrange(VOCABULARY), None if num_left > 1 else "length"
+        return SequenceOutput(name, 0, [token], finish_reason=reason, first_scheduled_time=now)
+
+    def stats(self) -> EngineStats:
+        numbers: dict[str, Any] = dict.fromkeys(EngineStats.__struct_fields__, 0)
+        return EngineStats(**numbers | {"num_steps": self._num_steps})
+
+    def reset_prefix_cache(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._live.clear()
