@@ -72,9 +72,11 @@ class CohereLayerParams:
 
 
 def configure(data: Mapping[str, Any]) -> ModelConfig:
-    """See `paged.models.registry.Family`."""
+    """The configuration. Command R's context is `model_max_length`, where that is given."""
     extras = Extras(number(data, "logit_scale"), flag(data, "use_qk_norm"))
-    return parse_config({**data, "rms_norm_eps": data["layer_norm_eps"]}, extras)
+    length = data.get("model_max_length") or data["max_position_embeddings"]
+    renamed = {"rms_norm_eps": data["layer_norm_eps"], "max_position_embeddings": length}
+    return parse_config({**data, **renamed}, extras)
 
 
 def specs(config: ModelConfig) -> DecoderParams:

@@ -71,6 +71,11 @@ def test_gemma3_says_the_same_in_old_and_new_files():
     assert old.context_length == 256, "the length that scaling leads to"
 
 
+def test_command_r_has_its_context_under_another_name():
+    config = parse_as("Cohere", max_position_embeddings=8192, model_max_length=131072)
+    assert config.context_length == 131072
+
+
 def test_glm_rotates_half_of_a_head():
     config = parse_as("Glm")
     assert (config.head_dim, config.rotary_dim) == (128, 64)
