@@ -48,6 +48,9 @@ _COMPUTER, _MEMORY = range(2)  # warpgroups
 _WARPS = 4
 # With more query heads for each key/value head the registers of two programs do not suffice.
 _MAX_GROUP = 16
+# Elements of a head that a program merges, as many as a matrix has rows, and the most parts that it
+# reads at a time: as many as there are registers for.
+_MERGED, _MAX_AT_ONCE = 64, 16
 
 
 def decode_attention(
@@ -124,9 +127,9 @@ def mosaic_decode(
     kernel(
         functools.partial(_merge_kernel, spec=spec),
         kernel_name="paged_decode_merge",
-        grid=(spec.programs, spec.kv_heads, head_dim // 64),
+        grid=(spec.programs, spec.kv_heads, head_dim // _MERGED),
         grid_names=("program", "head", "chunk"),
-        scratch_types=[plgpu.SMEM((spec.columns, 64), q.dtype)],
+        scratch_types=[plgpu.SMEM((spec.columns, _MERGED), q.dtype)],
     )(parts, log_sums, work.cuts, out_ref)
     return jax.freeze(out_ref)
 
@@ -280,25 +283,15 @@ def _copy(
             count = 2 * (done + i - since) + kind
             slot = lax.rem(count, spec.buffers)
             pl.when(count >= spec.buffers)(functools.partial(_wait, shared.free, slot))
+            full = shared.full.at[slot]
+            begin = (kind * spec.kv_heads + lax.axis_index("head")) * spec.head_dim
             for n, page in zip(copies, ids, strict=True):
                 first = i * SPAN + n * rows
                 wanted = (first < item.end) & (first + rows > item.begin)
-                begin = (kind * spec.kv_heads + lax.axis_index("head")) * spec.head_dim
-
-                @pl.when(wanted)
-                def _(
-                    n: jax.Array = n,
-                    page: jax.Array = page,
-                    slot: jax.Array = slot,
-                    begin: jax.Array = begin,
-                ) -> None:
-                    plgpu.copy_gmem_to_smem(
-                        pages_ref.at[page, pl.ds(offset, rows), pl.ds(begin, spec.head_dim)],
-                        shared.ring.at[slot, pl.ds(n * rows, rows)],
-                        shared.full.at[slot],
-                    )
-
-                pl.when(~wanted)(functools.partial(plgpu.barrier_arrive, shared.full.at[slot]))
+                source = pages_ref.at[page, pl.ds(offset, rows), pl.ds(begin, spec.head_dim)]
+                target = shared.ring.at[slot, pl.ds(n * rows, rows)]
+                pl.when(wanted)(functools.partial(plgpu.copy_gmem_to_smem, source, target, full))
+                pl.when(~wanted)(functools.partial(plgpu.barrier_arrive, full))
         return ahead
 
     lax.fori_loop(since, until, visit, table_entries(since))
@@ -393,12 +386,16 @@ def _finish(
 def _merge_kernel(
     parts_ref: Ref, log_sums_ref: Ref, cuts_ref: Ref, out_ref: Ref, rows: Ref, *, spec: Spec
 ) -> None:
-    """Average the parts of one row for one key/value head by their sums, 64 elements of a head."""
+    """Average the parts of one row by their sums, for some elements of one key/value head.
+
+    `parts` and `log_sums` are those of `_part_kernel`, `cuts` those of `WorkList`.
+    """
     program, head, chunk = (lax.axis_index(name) for name in ("program", "head", "chunk"))
     row, num_parts = cuts_ref[program, 0], cuts_ref[program, 1]
-    elements = pl.ds(chunk * 64, 64)
-    shape = (64, spec.columns)
-    at_once = min(max(2 * spec.programs // out_ref.shape[0], 2), 16)
+    elements = pl.ds(chunk * _MERGED, _MERGED)
+    shape = (_MERGED, spec.columns)
+    # A row of a batch of equals has half as many parts.
+    at_once = min(max(2 * spec.programs // out_ref.shape[0], 2), _MAX_AT_ONCE)
 
     def fold(n: jax.Array, running: Running) -> Running:
         out, maximum, total = running

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -75,30 +75,6 @@ def obstacle(q: jax.Array | jax.ShapeDtypeStruct, pages: Pages) -> str | None:
     return None
 
 
-class _Shared(NamedTuple):
-    """Shared memory and barriers of a program.
-
-    Attributes:
-        q: [COMPUTERS, ROWS, D], the queries of each computing warpgroup, in tiles.
-        rows: the same memory, row after row as `q` and `out` have them on the device.
-        k, v: [_STAGES, span, D], the ring.
-        q_full, k_full, v_full: copies have arrived.
-        k_free, v_free: both computing warpgroups are done with a buffer.
-        turn: the computing warpgroups meet here to take turns.
-    """
-
-    q: Ref
-    rows: Ref
-    k: Ref
-    v: Ref
-    q_full: Ref
-    k_full: Ref
-    v_full: Ref
-    k_free: Ref
-    v_free: Ref
-    turn: Ref
-
-
 def mosaic_prefill(
     q: jax.Array,
     pages: Pages,
@@ -109,62 +85,101 @@ def mosaic_prefill(
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> jax.Array:
     """The kernel alone; `interpret` runs it on a CPU."""
-    _, page_size, _, head_dim = pages.values.shape
-    kv_heads = pages.kv_heads
-    cut = Cut.of(
-        q.shape[1] // kv_heads,
-        kv_heads,
-        meta.tile_size,
-        queries=COMPUTERS * ROWS,
-        max_members=8,  # a member's tokens make whole rows of 8 in the tiling below
-    )
-    spec = Spec(
-        cut=cut,
-        head_dim=head_dim,
-        kv_heads=kv_heads,
-        page_size=page_size,
-        pages_per_table=meta.page_tables.shape[1],
-        span=128 if head_dim <= 128 else 64,
-        scoring=scoring,
-        dtype=q.dtype,
-        interpreted=interpret is not None,
-    )
+    spec = _make_spec(q, pages, meta, scoring, interpret is not None)
     step = Step.of(meta)
-    tiling = swizzled(64, q.dtype.itemsize)
-    queries = (COMPUTERS, ROWS, head_dim)
-    ring = plgpu.SMEM((_STAGES, spec.span, head_dim), q.dtype, transforms=tiling)
-
-    def barriers(arrivals: int, count: int = _STAGES) -> plgpu.Barrier:
-        return plgpu.Barrier(num_arrivals=arrivals, num_barriers=count)
-
     return plgpu.kernel(
         functools.partial(_kernel, spec=spec),
         kernel_name="paged_prefill_mosaic",
         out_type=jax.ShapeDtypeStruct(q.shape, q.dtype),
-        grid=(min(_PROGRAMS, len(step.tiles) * cut.per_tile),),
+        grid=(min(_PROGRAMS, len(step.tiles) * spec.cut.per_tile),),
         grid_names=("program",),
         num_threads=COMPUTERS + 1,
         thread_name="warpgroup",
-        scratch_types=[
-            plgpu.RefUnion(
-                plgpu.SMEM(queries, q.dtype, transforms=tiling), plgpu.SMEM(queries, q.dtype)
-            ),
-            ring,
-            ring,
-            barriers(cut.members, COMPUTERS),
-            barriers(spec.copies),
-            barriers(spec.copies),
-            barriers(COMPUTERS),
-            barriers(COMPUTERS),
-            barriers(COMPUTERS, 1),
-        ],
+        scratch_types=[_Shared.types(spec)],
         compiler_params=plgpu.CompilerParams(
             approx_math=True,
-            # Layouts as written: inferring them finds none for `rows`.
+            # Layouts as written: inferring them finds none for rows outside of tiles.
             lowering_semantics=plgpu.LoweringSemantics.Lane,
         ),
         interpret=interpret,
     )(q, pages.values, meta.page_tables, sinks, *step)
+
+
+def _make_spec(
+    q: jax.Array, pages: Pages, meta: AttentionMetadata, scoring: Scoring, interpreted: bool
+) -> Spec:
+    _, page_size, _, head_dim = pages.values.shape
+    return Spec(
+        cut=Cut.of(
+            q.shape[1] // pages.kv_heads,
+            pages.kv_heads,
+            meta.tile_size,
+            queries=COMPUTERS * ROWS,
+            max_members=8,  # a member's tokens make whole rows of 8 in the tiles of `_Shared`
+        ),
+        head_dim=head_dim,
+        kv_heads=pages.kv_heads,
+        page_size=page_size,
+        pages_per_table=meta.page_tables.shape[1],
+        span=128 if head_dim <= 128 else 64,  # as much as the ring and the registers have room for
+        scoring=scoring,
+        dtype=q.dtype,
+        interpreted=interpreted,
+    )
+
+
+class _Shared(NamedTuple):
+    """Shared memory and barriers of a program.
+
+    Attributes:
+        queries: [COMPUTERS, ROWS, D], those of each computing warpgroup, and then their output:
+            the same memory in tiles, and row after row as the device's memory has them.
+        k, v: [_STAGES, span, D], the ring.
+        q_full, k_full, v_full: copies have arrived.
+        k_free, v_free: both computing warpgroups are done with a buffer.
+        turn: the computing warpgroups meet here to take turns.
+    """
+
+    queries: tuple[Ref, Ref]
+    k: Ref
+    v: Ref
+    q_full: Ref
+    k_full: Ref
+    v_full: Ref
+    k_free: Ref
+    v_free: Ref
+    turn: Ref
+
+    @property
+    def q(self) -> Ref:
+        """The queries in tiles, from which tensor cores multiply."""
+        return self.queries[0]
+
+    @property
+    def rows(self) -> Ref:
+        """Queries or output, row after row."""
+        return self.queries[1]
+
+    @classmethod
+    def types(cls, spec: Spec) -> _Shared:
+        memory = functools.partial(plgpu.SMEM, dtype=spec.dtype)
+        tiles = swizzled(64, spec.dtype.itemsize)
+        queries = (COMPUTERS, ROWS, spec.head_dim)
+        union: Any = plgpu.RefUnion(memory(queries, transforms=tiles), memory(queries))
+        ring = memory((_STAGES, spec.span, spec.head_dim), transforms=tiles)
+        full = plgpu.Barrier(num_barriers=_STAGES, num_arrivals=spec.copies)
+        free = plgpu.Barrier(num_barriers=_STAGES, num_arrivals=COMPUTERS)
+        return cls(
+            queries=union,
+            k=ring,
+            v=ring,
+            q_full=plgpu.Barrier(num_barriers=COMPUTERS, num_arrivals=spec.cut.members),
+            k_full=full,
+            v_full=full,
+            k_free=free,
+            v_free=free,
+            turn=plgpu.Barrier(num_barriers=1, num_arrivals=COMPUTERS),
+        )
 
 
 def _kernel(
@@ -176,13 +191,12 @@ def _kernel(
     tiles_ref: Ref,
     num_tiles_ref: Ref,
     out_ref: Ref,
-    queries: tuple[Ref, Ref],
-    *ring_and_barriers: Ref,
+    shared: _Shared,
+    *,
     spec: Spec,
 ) -> None:
     """All pieces of one program; see `pieces.Step` for the shape of the step."""
     step = Step(rows_ref, tiles_ref, num_tiles_ref)
-    shared = _Shared(*queries, *ring_and_barriers)
     warpgroup = lax.axis_index("warpgroup")
 
     @pl.when(warpgroup < COMPUTERS)
