@@ -76,11 +76,17 @@ class Dense:
 
 @struct.dataclass
 class HopperDense(Dense):
-    """A plain weight on a Hopper GPU: multiplied by a kernel of ours where XLA is slower."""
+    """A plain weight on a Hopper GPU: multiplied by a kernel of ours where XLA is slower.
+
+    Attributes:
+        device_kind: JAX's name of the GPU, by which the kernel is tuned (static).
+    """
+
+    device_kind: str = struct.field(pytree_node=False, kw_only=True)
 
     def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
         kernel = self.kernel.reshape(self.kernel.shape[0], -1)
-        tiling = _tiling(x, kernel)
+        tiling = self._tiling(x, kernel)
         if tiling is None:
             return Dense.__call__(self, x, dtype)
         out = matmul.matmul(x, kernel, tiling, out_dtype=dtype)
@@ -88,24 +94,32 @@ class HopperDense(Dense):
         return out if self.bias is None else out + self.bias.astype(out.dtype)
 
     def added_to(self, residual: jax.Array, x: jax.Array) -> jax.Array:
-        tiling = _tiling(x, self.kernel, residual=True)
+        tiling = self._tiling(x, self.kernel, residual=True)
         if tiling is None or self.bias is not None:
             return Dense.added_to(self, residual, x)
         return matmul.matmul(x, self.kernel, tiling, residual=residual)
 
     def gated(self, x: jax.Array, activation: str) -> jax.Array:
-        tiling = _tiling(x, self.kernel) if activation == "silu" else None
+        tiling = self._tiling(x, self.kernel) if activation == "silu" else None
         if tiling is None or self.bias is not None:
             return Dense.gated(self, x, activation)
         return matmul.matmul(x, self.kernel, tiling)
 
-
-def _tiling(x: jax.Array, kernel: jax.Array, *, residual: bool = False) -> matmul.Tiling | None:
-    """How our kernel would cut the product of x [T, K] with [K, N] or [K, 2, F]; None to not."""
-    if not matmul.supports(x, kernel):
-        return None
-    (rows, inputs), outputs = x.shape, kernel.shape[-1]
-    return matmul.tiling_for(rows, inputs, outputs, gated=kernel.ndim == 3, residual=residual)
+    def _tiling(
+        self, x: jax.Array, kernel: jax.Array, *, residual: bool = False
+    ) -> matmul.Tiling | None:
+        """How our kernel is to cut the product of x [T, K] with [K, N] or [K, 2, F]; None for XLA."""
+        if not matmul.supports(x, kernel):
+            return None
+        (rows, inputs), outputs = x.shape, kernel.shape[-1]
+        return matmul.tiling_for(
+            rows,
+            inputs,
+            outputs,
+            device_kind=self.device_kind,
+            gated=kernel.ndim == 3,
+            residual=residual,
+        )
 
 
 @struct.dataclass
@@ -241,7 +255,9 @@ def for_device(params: Any, device: jax.Device) -> Any:
         return params
 
     def fastest(weight: Any) -> Any:
-        return HopperDense(weight.kernel, weight.bias) if type(weight) is Dense else weight
+        if type(weight) is not Dense:
+            return weight
+        return HopperDense(weight.kernel, weight.bias, device_kind=device.device_kind)
 
     return jax.tree.map(fastest, params, is_leaf=lambda node: isinstance(node, Dense))
 

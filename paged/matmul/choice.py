@@ -15,6 +15,8 @@ from paged.matmul.tuned import TUNED
 _FEWEST, _FEWEST_GATED, _FEWEST_OF_SMALL, _MOST = 16, 8, 64, 1024
 _SMALL_BYTES = 40_000_000
 _MOST_OF_BOUND, _MOST_OF_BOUND_GATED = 1.4, 1.6
+# The kind that stands for those that nobody tuned.
+_NEAREST = "NVIDIA H200"
 
 
 def tiling_for(
@@ -22,18 +24,20 @@ def tiling_for(
     k: int,
     n: int,
     *,
+    device_kind: str,
     gated: bool = False,
     residual: bool = False,
-    device: str = "NVIDIA H200",
 ) -> Tiling | None:
     """The fastest known tiling for x [m, k] and an output [m, n]; None where XLA is faster.
 
     Args:
+        device_kind: `jax.Device.device_kind` of a Hopper GPU. What was not measured on its kind
+            counts as on an H200, whose multiprocessors are the same.
         gated: the weight holds gates too, [k, 2, n].
         residual: [m, n] is added. It favours tilings that need no sum of splits.
-        device: `jax.Device.device_kind` of a Hopper GPU.
     """
-    measured = TUNED.get(device, {}).get((gated, k, n))
+    of_kind, product = TUNED.get(device_kind, {}), (gated, k, n)
+    measured = of_kind.get(product, TUNED[_NEAREST].get(product))
     if measured is None:
         return _estimated(m, k, n, gated, residual)
     return next((tiling for most, tiling in measured if m <= most), measured[-1][1])

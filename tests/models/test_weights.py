@@ -135,10 +135,13 @@ def test_residual_and_gate_follow_the_product() -> None:
 def test_only_hopper_gets_its_own_products() -> None:
     specs = get_family(CONFIG.architecture).specs(CONFIG)
     shapes = param_shapes(specs, jnp.dtype(jnp.bfloat16))
-    hopper: Any = SimpleNamespace(platform="gpu", compute_capability="9.0")
+    hopper: Any = SimpleNamespace(
+        platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200"
+    )
     ada: Any = SimpleNamespace(platform="gpu", compute_capability="8.9")
     assert for_device(shapes, ada) is shapes
     fast = for_device(shapes, hopper)
     assert type(fast.layers[0].qkv) is HopperDense
+    assert fast.layers[0].qkv.device_kind == "NVIDIA H200"
     assert fast.layers[0].qkv.kernel is shapes.layers[0].qkv.kernel
     assert isinstance(fast.embedding, Embedding)
