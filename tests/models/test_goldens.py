@@ -55,7 +55,9 @@ def test_agrees_with_transformers(golden, model):
     assert greedy == golden["greedy"]
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral_window", "qwen2_window", "qwen3", "gemma3"])
+@pytest.mark.parametrize(
+    "name", ["llama", "mistral_window", "qwen2_window", "qwen3", "qwen3_moe", "gemma3"]
+)
 def test_chunks_and_neighbours_change_nothing(name, tmp_path):
     golden = load_golden(name)
     source = resolve_model(write_checkpoint(tmp_path, golden))
@@ -119,6 +121,7 @@ def check_served(golden: dict[str, Any], logprobs: np.ndarray, dtype: str) -> No
     [
         ("llama", "bfloat16", "xla"),
         ("qwen2_window", "bfloat16", "xla"),
+        ("qwen3_moe", "bfloat16", "xla"),
         ("gemma2", "bfloat16", "xla"),
         pytest.param("gemma2", "bfloat16", "triton", marks=pytest.mark.slow),
         pytest.param("llama_wide", "bfloat16", "triton", marks=pytest.mark.slow),

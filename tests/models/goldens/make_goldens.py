@@ -94,8 +94,9 @@ ODD: dict[str, Any] = {
     "head_dim": 20,
 }
 COHERE = {"layer_norm_eps": 1e-3, "logit_scale": 0.3}
-# Mixtures of experts, as Qwen's files tell of them.
-MOE = {"num_experts": 9, "num_experts_per_tok": 4, "moe_intermediate_size": 40}
+# Mixtures of experts, as Qwen's files tell of them. Rounding may change who is chosen last: of
+# many, that is who counts least.
+MOE = {"num_experts": 9, "num_experts_per_tok": 6, "moe_intermediate_size": 40}
 # Sizes that the kernels for Hopper take: heads of 64 elements, and weights worth their while.
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64}
 
