@@ -63,3 +63,9 @@ def test_python_compiles_and_its_names_are_there() -> None:
         compile(block, "README.md", "exec")
         for names in re.findall(r"from paged import (.*)", block):
             assert [name for name in names.split(", ") if not hasattr(paged, name)] == []
+
+
+def test_every_benchmark_is_explained() -> None:
+    text = (ROOT / "benchmarks/README.md").read_text()
+    programs = sorted(path.name for path in (ROOT / "benchmarks").glob("*.py"))
+    assert [name for name in programs if f"`{name}" not in text] == []
