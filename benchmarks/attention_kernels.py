@@ -5,7 +5,7 @@ of keys and values per second, as a share of what summing a large array reads; p
 FLOP per second, as a share of a large matrix product. Every call sees other pages of a pool much
 larger than the cache of the GPU. Errors are norms relative to the reference in float32.
 
-    python3 benchmarks/attention_kernels.py --json kernels.json
+    python benchmarks/attention_kernels.py --json kernels.json
 """
 
 from __future__ import annotations

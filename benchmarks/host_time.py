@@ -1,6 +1,6 @@
 """What the host does in a decode step, part by part, and how long the device waits for it.
 
-    python3 benchmarks/host_time.py MODEL --batches 32,256 [--json FILE] [--no-device]
+    python benchmarks/host_time.py MODEL --batches 32,256 [--json FILE] [--no-device]
 
 Every part is timed by the clock while `batch` sequences decode, by wrapping the engine's own
 functions; a part's time is without the parts within it. The device's own time of a step is that of

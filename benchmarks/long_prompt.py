@@ -1,6 +1,6 @@
 """One very long prompt while short sequences decode: what it waits for, and what they do.
 
-    python3 benchmarks/long_prompt.py MODEL --max-model-len 131072 --max-num-seqs 64 \\
+    python benchmarks/long_prompt.py MODEL --max-model-len 131072 --max-num-seqs 64 \\
         --cases 8192:0,8192:2048,8192:1024,8192:512,2048:0 [--json FILE]
 
 A case is the step's tokens and the most of one prompt among them (0 for no limit), which is what

@@ -5,7 +5,7 @@ end to end over many calls enqueued at once. Logits are like a trained model's (
 tokens stand out), nearly equal ("flat", the hardest to cut), or with as many equal ones as 16 bits
 leave ("ties").
 
-    python3 benchmarks/sampling.py --json sampling.json
+    python benchmarks/sampling.py --json sampling.json
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ times over pages that lie scattered in a large cache, and tells for each shape: 
 steps with nothing else to do (wall), the sum of its kernels, its floor (`floors.py`) on this very
 card, and its kernels by kind.
 
-    python3 benchmarks/step_kernels.py benchmarks/models/llama-3.1-8b --cases decode:32x1088 \
+    python benchmarks/step_kernels.py benchmarks/models/llama-3.1-8b --cases decode:32x1088 \
         --json steps.json --hlo FOLDER
 
 A case is `decode:ROWSxCONTEXT`, or `mixed:ROWSxCONTEXT+CHUNKSxTOKENS`: decoding rows, and chunks of

@@ -5,7 +5,7 @@ estimate in `paged.matmul.estimate` thinks best, together with what follows the 
 the gate, or a sum and the norm after it. All run in turn, round after round, on a GPU kept as busy
 as a server keeps it, by the GPU's own clock (CUPTI). Weights come from memory, not from its caches.
 
-    python3 benchmarks/tune_matmul.py --json found.json --table paged/matmul/tuned.py
+    python benchmarks/tune_matmul.py --json found.json --table paged/matmul/tuned.py
 """
 
 from __future__ import annotations
