@@ -1,4 +1,4 @@
-"""What is derived of a step: places of tokens, tiles of chunks, parts of decode rows."""
+"""What is derived of a step: places of tokens and tiles of chunks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paged.attention import BACKENDS, AttentionMetadata, attention_metadata, default_backend
-from paged.attention.triton.decode import _work_list, _WorkList
 from paged.cache import DROPPED
 from tests.paged.ragged import Row
 
@@ -96,47 +95,6 @@ def test_tiles_cover_each_chunk_once_and_in_order(rows: list[Row]) -> None:
 def test_row_starts_stay_inside_the_step() -> None:
     full = metadata([Row(0, NUM_TOKENS)])
     assert int(full.query_start.max()) < NUM_TOKENS
-
-
-MAX_PARTS, SPAN = 16, 32
-work_list = jax.jit(_work_list, static_argnums=(1, 2, 3))
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.integers(0, 3000), min_size=NUM_ROWS, max_size=NUM_ROWS),
-    st.sampled_from([None, 1, 100]),
-)
-def test_decode_work_covers_what_each_row_sees_once(lengths: list[int], window: int | None) -> None:
-    work = work_list(jnp.asarray(lengths, jnp.int32), window, MAX_PARTS, SPAN)
-    items = np.asarray(work.items)
-    assert len(items) == NUM_ROWS + MAX_PARTS
-    for row, length in enumerate(lengths):
-        begin = 0 if window is None else max(length - window, 0)
-        own = items[(items[:, 0] == row) & (items[:, 1] < items[:, 2])]
-        assert len(own) <= MAX_PARTS
-        for part, item in enumerate(own):
-            assert item[3] == len(own)
-            assert item[1] == begin < item[2], f"part {part} is empty or leaves a gap"
-            begin = item[2]
-        assert begin == length
-    covered = (items[:, 2] - items[:, 1]).sum()
-    visible = sum(length if window is None else min(length, window) for length in lengths)
-    assert covered == visible, "an item outside any row's parts does work"
-
-
-def parts_of_rows(work: _WorkList, num_rows: int) -> list[int]:
-    items = np.asarray(work.items)
-    return np.bincount(items[items[:, 1] < items[:, 2], 0], minlength=num_rows).tolist()
-
-
-def test_decode_work_is_shared_out_by_length() -> None:
-    even = work_list(jnp.full(8, 1024, jnp.int32), None, MAX_PARTS, SPAN)
-    assert parts_of_rows(even, 8) == [2] * 8
-    lengths = jnp.asarray([16 * 1024, 10, 10, 10], jnp.int32)
-    uneven = work_list(lengths, None, MAX_PARTS, SPAN)
-    assert parts_of_rows(uneven, 4) == [16, 1, 1, 1]
-    assert np.asarray(uneven.merges)[:2].tolist() == [[0, 0, 16], [0, 0, 0]]
 
 
 @pytest.mark.parametrize(

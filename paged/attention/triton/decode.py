@@ -1,16 +1,13 @@
 """Decode attention: one query token per row, read from its pages by as many programs as it takes.
 
-The visible context of a row is cut into spans, and its spans into parts. A program takes one part,
-for one key/value head and all the query heads that share it. The parts stand in a work list that
-is made on the device from the lengths of the whole batch, so that a few long rows and many short
-ones fill the GPU alike, whatever the padding. The program of a row's only part finishes the row;
-the parts of other rows are merged by a second kernel.
+The visible context of a row is cut into spans, and its spans into parts (`worklist`). A program
+takes one part, for one key/value head and all the query heads that share it. The program of a row's
+only part finishes the row; the parts of other rows are merged by a second kernel.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +15,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from paged.attention.metadata import AttentionMetadata, first_beyond
+from paged.attention.metadata import AttentionMetadata
 from paged.attention.scoring import LOG2_E, MASKED, Scoring
 from paged.attention.triton import spans
 from paged.attention.triton.spans import Spec
+from paged.attention.triton.worklist import work_list
 from paged.cache import Pages
 from paged.kernels import Ref
 
@@ -61,7 +59,7 @@ def _decode(
     kv_heads = pages.kv_heads
     spec = spans.make_spec(q, pages, scoring, interpret)
     max_parts = min(max(pl.next_power_of_2(_PROGRAMS // kv_heads), 1), _MAX_PARTS)
-    work = _work_list(lengths, scoring.window, max_parts, spec.span)
+    work = work_list(lengths, scoring.window, max_parts, spec.span)
     num_items = work.items.shape[0]
     warps = 8 if head_dim * q.dtype.itemsize > 512 else 4
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
@@ -92,52 +90,6 @@ def _decode(
         compiler_params=plgpu.CompilerParams(num_warps=merge_warps, num_stages=1),
         interpret=interpret,
     )(parts, log_sums, work.merges, out)
-
-
-class _WorkList(NamedTuple):
-    """What each program does, and where each row's parts are.
-
-    Attributes:
-        items: [W, 4] int32 (row, first position, end position, parts of the row); first and end
-            are equal where there is nothing to do. The items of a row follow each other.
-        merges: [M, 3] int32 (row, its first item, its parts) of the rows of several parts; no
-            parts where there is nothing to merge.
-    """
-
-    items: jax.Array
-    merges: jax.Array
-
-
-def _work_list(lengths: jax.Array, window: int | None, max_parts: int, span: int) -> _WorkList:
-    """Cut the rows into `max_parts` parts in all, as evenly as spans allow, at least one a row."""
-    begin = jnp.zeros_like(lengths) if window is None else jnp.maximum(lengths - window, 0)
-    num_spans = pl.cdiv(lengths - begin, span)
-    share = jnp.maximum(pl.cdiv(num_spans.sum(), max_parts), 1)
-    # Rounding up twice evens the parts of a row out, and leaves none empty.
-    spans_each = jnp.maximum(pl.cdiv(num_spans, jnp.maximum(pl.cdiv(num_spans, share), 1)), 1)
-    parts = pl.cdiv(num_spans, spans_each)
-    last = jnp.cumsum(parts)
-    item = jnp.arange(lengths.shape[0] + max_parts, dtype=jnp.int32)
-    row = first_beyond(last, item)
-    exists = row < lengths.shape[0]
-    row = jnp.where(exists, row, 0)
-    size = spans_each[row] * span
-    first = begin[row] + (item - (last - parts)[row]) * size
-    end = jnp.where(exists, jnp.minimum(first + size, lengths[row]), first)
-    items = jnp.stack([row, first, end, parts[row]], axis=1).astype(jnp.int32)
-    return _WorkList(items, _merges(parts, last - parts, max_parts))
-
-
-def _merges(parts: jax.Array, first: jax.Array, max_parts: int) -> jax.Array:
-    """See `_WorkList`. Cutting makes at most `max_parts` more parts than rows, so no more rows
-    are of several, however many a step is padded to.
-    """
-    number = jnp.arange(min(len(parts), max_parts), dtype=jnp.int32)
-    row = first_beyond(jnp.cumsum(parts > 1), number)
-    exists = row < len(parts)
-    row = jnp.where(exists, row, 0)
-    merges = jnp.stack([row, first[row], jnp.where(exists, parts[row], 0)], axis=1)
-    return merges.astype(jnp.int32)
 
 
 def _part_kernel(
