@@ -108,7 +108,7 @@ class HopperDense(Dense):
     def _tiling(
         self, x: jax.Array, kernel: jax.Array, *, residual: bool = False
     ) -> matmul.Tiling | None:
-        """How our kernel is to cut the product of x [T, K] with [K, N] or [K, 2, F]; None for XLA."""
+        """How our kernel is to cut x [T, K] times [K, N] or [K, 2, F]; None to leave it to XLA."""
         if not matmul.supports(x, kernel):
             return None
         (rows, inputs), outputs = x.shape, kernel.shape[-1]
