@@ -29,10 +29,6 @@ class Histogram(Collector):
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: names are not repeated here."""
-        return []
-
     def collect(self) -> Iterable[Metric]:
         family = HistogramMetricFamily(self._name, self._text, labels=list(self._labels))
         bounds = [*map(floatToGoString, self._bounds), "+Inf"]
