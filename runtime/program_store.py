@@ -29,11 +29,10 @@ from jax.stages import Compiled
 
 logger = logging.getLogger(__name__)
 
-Loader = Callable[[], Compiled]
 _DIGEST_SIZE = hashlib.sha256().digest_size
 
 
-def load_or_compile(what: Any, make: Loader) -> Compiled:
+def load_or_compile(what: Any, make: Callable[[], Compiled]) -> Compiled:
     """The program that `make` compiles, from disk if it is there, else made and put there.
 
     Args:
