@@ -134,6 +134,18 @@ def cases() -> Iterator[Case]:
     yield Case("prefill 32 x 64 on 0-1984", short, 256, ("mosaic", *fast))
 
 
+def jobs(only: str) -> list[tuple[Case, str]]:
+    """The cases whose names contain `only`, with each of their backends that this GPU runs."""
+    hopper = jax.devices()[0].compute_capability == "9.0"
+    return [
+        (case, backend)
+        for case in cases()
+        if only in case.name
+        for backend in case.backends
+        if hopper or backend != "mosaic"
+    ]
+
+
 def main() -> None:
     """Time all cases; print a table and write it to a file if asked."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -147,14 +159,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="The Pallas Triton backend is deprecated")
 
     began = time.monotonic()
-    hopper = jax.devices()[0].compute_capability == "9.0"
-    jobs = [
-        (case, backend)
-        for case in cases()
-        if options.only in case.name
-        for backend in case.backends
-        if hopper or backend != "mosaic"
-    ]
+    wanted = jobs(options.only)
     card = ceilings()
     print(
         f"{jax.devices()[0].device_kind}: reads {card.bytes_per_second / 1e12:.2f} TB/s, "
@@ -163,8 +168,8 @@ def main() -> None:
     pool = make_pool()
     results = []
     with ThreadPoolExecutor() as threads:
-        programs = threads.map(lambda job: compiled(*job), jobs)
-        for (case, backend), program in zip(jobs, programs, strict=True):
+        programs = threads.map(lambda job: compiled(*job), wanted)
+        for (case, backend), program in zip(wanted, programs, strict=True):
             if time.monotonic() - began > options.budget:
                 print(f"out of time before {case.name}, {backend}")
                 break
