@@ -21,10 +21,12 @@ from flax import struct
 from paged.attention import AttentionMetadata
 from paged.cache import DROPPED
 from paged.errors import ConfigError
-from paged.models.activations import gate
+from paged.models.activations import ClampedSwiglu, gate
 from paged.models.config import ModelConfig
 from paged.models.layers import AttentionParams, LayerParams
 from paged.models.weights import Dense, Linear, ParamSpec, fused_linear, linear
+
+Activation = str | ClampedSwiglu
 
 
 class Experts(Protocol):
@@ -37,8 +39,8 @@ class Experts(Protocol):
         """
         ...
 
-    def gated(self, x: jax.Array, sizes: jax.Array, activation: str) -> jax.Array:
-        """activation(gate) * up [P, F], for weights of [K, 2, F]; see `Linear.gated`."""
+    def gated(self, x: jax.Array, sizes: jax.Array, activation: Activation) -> jax.Array:
+        """activation(gate) * up [P, F], for weights of [K, 2, F]; see `gate`."""
         ...
 
 
@@ -48,16 +50,21 @@ class DenseExperts:
 
     Attributes:
         kernel: [X, K, *N].
+        bias: [X, *N] or None.
     """
 
     kernel: jax.Array
+    bias: jax.Array | None = None
 
     def __call__(self, x: jax.Array, sizes: jax.Array) -> jax.Array:
         experts, inputs, *outputs = self.kernel.shape
         out = jax.lax.ragged_dot(x, self.kernel.reshape(experts, inputs, -1), sizes)
-        return out.reshape(-1, *outputs)
+        out = out.reshape(-1, *outputs)
+        if self.bias is None:
+            return out
+        return out + jnp.repeat(self.bias, sizes, axis=0, total_repeat_length=len(x))
 
-    def gated(self, x: jax.Array, sizes: jax.Array, activation: str) -> jax.Array:
+    def gated(self, x: jax.Array, sizes: jax.Array, activation: Activation) -> jax.Array:
         return gate(self(x, sizes), activation)
 
 
@@ -122,7 +129,11 @@ class Routing:
 
 
 def mix(
-    params: Mixture, routing: Routing, x: jax.Array, meta: AttentionMetadata, activation: str
+    params: Mixture,
+    routing: Routing,
+    x: jax.Array,
+    meta: AttentionMetadata,
+    activation: Activation,
 ) -> jax.Array:
     """What the experts chosen for each of x [T, D] answer, added up by their weights; [T, D].
 

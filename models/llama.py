@@ -43,13 +43,14 @@ def attend(
     *,
     config: ModelConfig,
     window: int | None,
+    sinks: jax.Array | None = None,
 ) -> tuple[jax.Array, Pages]:
-    """The attention of `layer`, added to x [T, D]."""
+    """The attention of `layer`, added to x [T, D]; for `sinks` see `paged_attention`."""
     normed = rms_norm(x, params.attention_norm, config.norm_eps)
     q, k, v = split_qkv(params.qkv(normed))
     q, k = rotate(q, angles), rotate(k, angles)
     scoring = Scoring(config.head_dim**-0.5, window)
-    attended, pages = paged_attention(q, k, v, pages, meta, scoring)
+    attended, pages = paged_attention(q, k, v, pages, meta, scoring, sinks)
     return params.out.added_to(x, merge_heads(attended)), pages
 
 

@@ -19,6 +19,7 @@ from paged.models import (
     gemma3,
     glm,
     glm4,
+    gpt_oss,
     granite,
     llama,
     mistral,
@@ -77,6 +78,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "GlmForCausalLM": Family(glm.DEFAULTS, glm.specs, glm.forward, logits),
     "Glm4ForCausalLM": Family(glm4.DEFAULTS, glm4.specs, glm4.forward, logits),
+    "GptOssForCausalLM": Family(
+        gpt_oss.DEFAULTS, gpt_oss.specs, gpt_oss.forward, logits, gpt_oss.configure
+    ),
     "GraniteForCausalLM": Family(
         granite.DEFAULTS, granite.specs, granite.forward, granite.scaled_logits, granite.configure
     ),

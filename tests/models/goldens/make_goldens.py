@@ -34,6 +34,8 @@ from transformers import (
     Glm4ForCausalLM,
     GlmConfig,
     GlmForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
@@ -162,6 +164,12 @@ def olmo2(**changes: Any) -> PreTrainedModel:
     return Olmo2ForCausalLM(Olmo2Config(**SIZES | ODD | {"pad_token_id": 0} | changes))
 
 
+def gpt_oss(**changes: Any) -> PreTrainedModel:
+    mixture = {"num_local_experts": 7, "num_experts_per_tok": 5, "swiglu_limit": 1.5}
+    sizes = SIZES | ODD | mixture | {"sliding_window": 8}
+    return GptOssForCausalLM(GptOssConfig(**sizes | changes))
+
+
 def granite(**changes: Any) -> PreTrainedModel:
     factors = {
         "embedding_multiplier": 3.0,
@@ -265,6 +273,10 @@ def models() -> dict[str, PreTrainedModel]:
         "phi3_longrope_long": phi3(**longrope(32)),
         "olmo2": olmo2(),
         "olmo2_bias_tied": olmo2(attention_bias=True, tie_word_embeddings=True),
+        "gpt_oss": gpt_oss(),
+        "gpt_oss_plain_rope_tied": gpt_oss(
+            rope_parameters=rope("default"), attention_bias=False, tie_word_embeddings=True
+        ),
         "granite": granite(),
         "granite_bias_tied": granite(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
         "cohere": cohere(),
@@ -309,6 +321,8 @@ def stored(name: str, parameter: torch.Tensor, model_type: str) -> dict[str, tor
     if model_type == "mixtral":
         gate, up, down = ("w1", "w3", "w2")
         name = name.replace(".mlp.", ".block_sparse_moe.")
+    if model_type == "gpt_oss":  # whose checkpoints have all experts in one
+        return {name: parameter}
     prefix, _, kind = name.rpartition(".experts.")
     views: dict[str, torch.Tensor] = {}
     for expert, weight in enumerate(parameter if prefix else ()):
