@@ -21,6 +21,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
+from paged.errors import ConfigError
 from paged.models.loading.checkpoint import CheckpointError, TensorInfo, map_file
 
 _MAGIC = b"GGUF"
@@ -248,6 +249,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         )
     if "token_embd.weight" not in file.tensors:
         raise CheckpointError(f"{file.path} has no tensor 'token_embd.weight'")
+    _refuse_partial_rotation(file, name)
     config: dict[str, Any] = {
         "architectures": [_ARCHITECTURES[name]],
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
@@ -257,7 +259,6 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "num_attention_heads": _architecture_key(file, "attention.head_count"),
         "num_key_value_heads": _num_kv_heads(file),
         "head_dim": file.metadata.get(f"{name}.attention.key_length"),
-        "partial_rotary_factor": _rotated_share(file, name),
         "max_position_embeddings": _architecture_key(file, "context_length"),
         "rope_theta": file.metadata.get(f"{name}.rope.freq_base"),
         "rms_norm_eps": _architecture_key(file, "attention.layer_norm_rms_epsilon"),
@@ -271,16 +272,21 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     return config | _rope_scaling(file, name)
 
 
-def _rotated_share(file: GgufFile, architecture: str) -> float:
-    """How much of a head is rotated; files that do not say rotate all of it."""
+def _refuse_partial_rotation(file: GgufFile, architecture: str) -> None:
+    """Rows are put in order for whole heads; files that do not say how much is rotated mean all."""
     if f"{architecture}.rope.dimension_count" not in file.metadata:
-        return 1.0
+        return
     if file.metadata.get(f"{architecture}.attention.key_length"):
         size: float = _architecture_count(file, "attention.key_length")
     else:
         heads = _architecture_count(file, "attention.head_count")
         size = _architecture_count(file, "embedding_length") / heads
-    return _architecture_count(file, "rope.dimension_count") / size
+    rotated = _architecture_count(file, "rope.dimension_count")
+    if rotated != size:
+        raise ConfigError(
+            f"{file.path} rotates {rotated} of the {size:g} elements of a head; GGUF files that do "
+            "not rotate all are not supported"
+        )
 
 
 def _rope_scaling(file: GgufFile, architecture: str) -> dict[str, Any]:
