@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from paged.runtime.errors import ConfigError
 
@@ -32,7 +33,9 @@ def use_compile_cache(folder: str | None) -> None:
     Raises:
         ConfigError: there can be no such folder.
     """
+    compilation_cache.reset_cache()  # else JAX's own part stays in the first folder of a process
     if folder == "":
+        jax.config.update("jax_compilation_cache_dir", None)
         return
     path = Path(folder).expanduser() if folder else Path.home() / ".cache" / "paged" / "jit"
     try:

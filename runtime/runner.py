@@ -165,7 +165,8 @@ class StepRunner:
         plan = self._make_room(plan, layout.num_updates)
         self._copy_pages(plan.copies)
         packed = pack(plan, layout, self._sampling)
-        # The call itself transfers it, in a third of the time that `device_put` takes before one.
+        # The call itself transfers it, in a third of the time that `device_put` takes before one,
+        # maybe after it has returned: from here on nobody writes to the array.
         self._cache, self._slots, out = self._programs["forward", bucket](
             self._params, self._cache, self._slots, packed
         )

@@ -28,7 +28,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     """Where programs are kept, by this project and by JAX's own cache."""
     before = {name: jax.config.values[name] for name in CONFIGURED}
     use_compile_cache(str(tmp_path))
-    compilation_cache.reset_cache()
     yield tmp_path
     for name, value in before.items():
         jax.config.update(name, value)
@@ -170,13 +169,21 @@ def test_a_folder_that_may_not_be_read_costs_only_time(
     assert "Permission denied" in caplog.text
 
 
-def test_without_a_folder_nothing_is_kept() -> None:
+def test_without_a_folder_nothing_is_kept_also_where_an_engine_before_had_one(folder: Path) -> None:
     make = Maker()
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", None)
-    try:
-        assert ones(load_or_compile("add", make))
-        assert ones(load_or_compile("add", make))
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)
+    use_compile_cache("")
+    assert ones(load_or_compile("add", make))
+    assert ones(load_or_compile("add", make))
     assert make.calls == 2
+    assert list(folder.iterdir()) == []
+
+
+def test_each_folder_is_used_by_jax_too(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    jax.jit(lambda x: x + 1)(jnp.zeros(3))
+    other = tmp_path_factory.mktemp("other")
+    use_compile_cache(str(other))
+    jax.jit(lambda x: x + 2)(jnp.zeros(3))
+    assert any(folder.glob("jit_*"))
+    assert any(other.glob("jit_*"))
