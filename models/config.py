@@ -343,6 +343,8 @@ def _rope_scaling(rope: Mapping[str, Any], data: Mapping[str, Any]) -> RopeScali
     original = count(rope, "original_max_position_embeddings", longest)
     original = count(data, "original_max_position_embeddings", original)
     if kind == "longrope":
+        if original < 2:  # its logarithm divides
+            raise ConfigError("rope type 'longrope' needs an original context above 1, found 1")
         given.setdefault("factor", longest / original)
     return RopeScaling(
         kind=kind,

@@ -223,6 +223,11 @@ def test_longrope_depends_on_the_longest_sequence():
     assert parse().for_length(1) == parse()
 
 
+def test_longrope_needs_a_context_to_start_from():
+    with pytest.raises(ConfigError, match="original context"):
+        parse(rope_scaling=LONGROPE, original_max_position_embeddings=1)
+
+
 @pytest.mark.parametrize("key", ["long_factor", "short_factor"])
 @pytest.mark.parametrize("divisors", [[1.0] * 7, [0.0] * 8, 5])
 def test_longrope_has_a_divisor_for_each_frequency(key, divisors):
