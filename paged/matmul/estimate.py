@@ -45,6 +45,7 @@ def bound(m: int, k: int, columns: int) -> float:
 
 def _candidates(m: int, gated: bool) -> list[Tiling]:
     """The widest first: of equals they spare the caches most."""
+    # With more rows there are tiles enough for all multiprocessors without cutting K.
     splits = (1,) if gated or m > 512 else (1, 2, 4)
     tilings = _candidates_for_few(gated, splits) if m <= ROWS else _candidates_for_many(m, splits)
     # More of K at a time: fewer rounds of barriers, for which there is room with narrow tiles.
@@ -53,6 +54,7 @@ def _candidates(m: int, gated: bool) -> list[Tiling]:
 
 
 def _candidates_for_few(gated: bool, splits: tuple[int, ...]) -> list[Tiling]:
+    """For rows that one warpgroup takes, perhaps two side by side where gates halve the columns."""
     single = [
         Tiling(row_warpgroups=1, widths=(width,), splits=parts, residents=residents)
         for residents in (1, 2)
@@ -63,6 +65,8 @@ def _candidates_for_few(gated: bool, splits: tuple[int, ...]) -> list[Tiling]:
 
 
 def _candidates_for_many(m: int, splits: tuple[int, ...]) -> list[Tiling]:
+    """For rows of several warpgroups, on their own or with a neighbour that shares what is read."""
+    # Up to 128 rows are one program's: none has other rows of the same columns to share a weight.
     clusters = ((1, 1), (1, 2)) if m <= 128 else ((2, 1), (1, 1))
     shared: tuple[tuple[int, ...], ...] = ((256,), (256, 192), (192,), (128,), (64,))
     # Three warpgroups have no registers for 256 columns at once.
@@ -125,5 +129,6 @@ def _microseconds(plan: Plan) -> float:
     reading = 2 * plan.k * plan.n * plan.halves / _ALL_READ
     total = _LAUNCH + max(turns * plan.steps * step * sharing, reading)
     if tile.splits > 1:
+        # Each part is written and read again, in float32.
         total += _SUM + 8 * plan.m * plan.n * tile.splits / _SUMMED
     return total

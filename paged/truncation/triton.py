@@ -34,6 +34,7 @@ _GROUPS_SUMMARISED = 64
 # Groups that a program of the second kernel reads at a time.
 _GROUPS_AT_A_TIME = 32
 _AT_A_TIME = _GROUPS_AT_A_TIME * _GROUP
+# Values tried in a pass: two halvings.
 _TRIED = 3
 _LOWEST = jnp.finfo(jnp.float32).min
 
@@ -68,6 +69,7 @@ def thresholds_triton(
         grid=(num_rows,),
         in_specs=[anywhere] * 7,
         out_specs=[anywhere] * 3,
+        # The second and third are its working memory: Triton kernels get none but as outputs.
         out_shape=[
             jax.ShapeDtypeStruct((num_rows,), jnp.float32),
             jax.ShapeDtypeStruct((num_rows, num_groups), jnp.int32),
@@ -264,7 +266,7 @@ def _search(row: _Row, low: jax.Array, weigh: _Weigh, wanted: jax.Array) -> jax.
     `low` itself where there is none.
     """
     high, none = key_of(row.peak) + 1, jnp.int32(0)
-    many = jnp.int32(2 * row.logits.shape[1])
+    many = jnp.int32(2 * row.logits.shape[1])  # too large, also where there is a single token
     bracket = _Bracket(low, high, many, none, jnp.float32(0))
     # One element of each group stands for it: what they reach together, all logits reach too.
     bracket = _narrow(bracket, partial(_tally, row.maxima, weigh=weigh), wanted)

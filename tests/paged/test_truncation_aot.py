@@ -36,5 +36,7 @@ def test_the_kernels_compile_and_nothing_loops_over_the_host(
     assert memory is not None
     assert "paged_threshold" in text
     assert " while(" not in text
-    room_of_gathered = 4 * num_rows * 2048
-    assert memory.temp_size_in_bytes < 4 * num_rows * vocab_size // 16 + room_of_gathered + 2**16
+    # Three numbers for each of the groups, which are 64 logits, and 2,048 logits brought together;
+    # far less than a copy of all.
+    numbers = vocab_size // 16 + 2048
+    assert memory.temp_size_in_bytes < 4 * num_rows * numbers + 2**16

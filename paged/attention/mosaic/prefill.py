@@ -288,17 +288,9 @@ def _compute(
     done: jax.Array,
 ) -> None:
     """Attention of one warpgroup's half of a piece."""
-    half = piece._replace(
-        token=piece.token + warpgroup * spec.tokens,
-        num_tokens=jnp.minimum(piece.num_tokens - warpgroup * spec.tokens, spec.tokens),
-        first=piece.first + warpgroup * spec.tokens,
-    )
+    half = _half_of(piece, warpgroup, spec)
     _load_queries(warpgroup, q_ref, shared, spec, half)
-
-    def take_turns() -> None:
-        plgpu.barrier_arrive(shared.turn)
-        plgpu.barrier_wait(shared.turn)
-
+    take_turns = functools.partial(_take_turns, shared)
     window = spec.scoring.window
     oldest = jnp.int32(0) if window is None else piece.first - window + 1
     visits = stretches(piece, window, spec.span)
@@ -309,19 +301,10 @@ def _compute(
         def visit(i: jax.Array, running: Running, whole: bool = stretch.whole) -> Running:
             slot = lax.rem(done + i - visits[0].since, _STAGES)
             plgpu.barrier_wait(shared.k_full.at[slot])
-
-            def products(scores: Ref) -> jax.Array:
-                keys = shared.k.at[slot].transpose((1, 0))
-                plgpu.wgmma(scores, shared.q.at[warpgroup], keys)
-                take_turns()
-                return scores[...]
-
-            scores = pl.run_scoped(
-                products, plgpu.WGMMAAccumulatorRef((ROWS, spec.span), jnp.float32)
-            )
+            products = _products(warpgroup, slot, shared, spec)
             plgpu.barrier_arrive(shared.k_free.at[slot])
             visible = None if whole else visible_to_rows(i * spec.span, half, spec)
-            running, weights = softmax(running, scores, visible, spec)
+            running, weights = softmax(running, products, visible, spec)
             plgpu.barrier_arrive(shared.turn)
             plgpu.barrier_wait(shared.v_full.at[slot])
             if not whole:  # both computing warpgroups do it, and write the same
@@ -337,6 +320,34 @@ def _compute(
     out, _, total = running
     out = (out / wide(total, out.shape)).astype(q_ref.dtype)
     _store_output(warpgroup, out, out_ref, shared, spec, half)
+
+
+def _half_of(piece: Piece, warpgroup: jax.Array, spec: Spec) -> Piece:
+    """The part of a piece that a warpgroup computes: its first or second tokens."""
+    before = warpgroup * spec.tokens
+    return piece._replace(
+        token=piece.token + before,
+        num_tokens=jnp.minimum(piece.num_tokens - before, spec.tokens),
+        first=piece.first + before,
+    )
+
+
+def _take_turns(shared: _Shared) -> None:
+    """Let the other computing warpgroup have the tensor cores, and wait for them."""
+    plgpu.barrier_arrive(shared.turn)
+    plgpu.barrier_wait(shared.turn)
+
+
+def _products(warpgroup: jax.Array, slot: jax.Array, shared: _Shared, spec: Spec) -> jax.Array:
+    """q·k [ROWS, span] of a warpgroup's queries and the keys in a buffer."""
+
+    def multiply(products: Ref) -> jax.Array:
+        keys = shared.k.at[slot].transpose((1, 0))
+        plgpu.wgmma(products, shared.q.at[warpgroup], keys)
+        _take_turns(shared)  # while the product runs
+        return products[...]
+
+    return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((ROWS, spec.span), jnp.float32))
 
 
 def _load_queries(
