@@ -9,6 +9,7 @@ end, however that ends.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import select
@@ -115,7 +116,9 @@ def _load_core(config: EngineConfig) -> LoadedCore:
         download_dir=config.download_dir,
         load_format=config.load_format,
     )
-    return EngineCore(config, source)
+    core = EngineCore(config, source)
+    gc.freeze()  # what start-up made lives as long as this process
+    return core
 
 
 if __name__ == "__main__":
