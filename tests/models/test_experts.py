@@ -42,6 +42,8 @@ def mixed(params: Mixture, x: np.ndarray, num_tokens: int = T) -> np.ndarray:
 
 def one_by_one(params: Mixture, x: np.ndarray) -> np.ndarray:
     """The same by a loop over tokens and the experts that each chooses."""
+    assert isinstance(params.gate_up, DenseExperts)
+    assert isinstance(params.down, DenseExperts)
     out = np.zeros_like(x)
     weights, chosen = ROUTING.choose(params.router(jnp.asarray(x)))
     for token, row in enumerate(x):

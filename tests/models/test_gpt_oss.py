@@ -72,7 +72,8 @@ def test_every_scale_is_a_power_of_two():
     blocks = np.full((255, 1, 16), 0x22, np.uint8)  # ones
     expected = np.ldexp(np.float32(1), scales.astype(np.int32) - 127) * np.ones(32, np.float32)
     normal = scales[:, 0] > 0  # what a CPU may flush to zero is beside the point
-    np.testing.assert_array_equal(expanded(blocks, scales)[normal], expected[normal])
+    found = expanded(jnp.asarray(blocks), jnp.asarray(scales))
+    np.testing.assert_array_equal(found[normal], expected[normal])
 
 
 @pytest.mark.parametrize(
