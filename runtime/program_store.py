@@ -17,7 +17,9 @@ import os
 import pickle
 import platform
 import secrets
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +32,7 @@ from jax.stages import Compiled
 logger = logging.getLogger(__name__)
 
 _DIGEST_SIZE = hashlib.sha256().digest_size
+_SECONDS_UNUSED = 30 * 24 * 3600
 
 
 def load_or_compile(what: Any, make: Callable[[], Compiled]) -> Compiled:
@@ -58,7 +61,7 @@ def named_apart(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     def named(*args: Any) -> Any:
         return function(*args)
 
-    named.__name__ = f"{name}_{secrets.token_hex(8)}"
+    named.__name__ = f"paged_{name}_{secrets.token_hex(8)}"
     return named
 
 
@@ -69,7 +72,10 @@ def _load(path: Path) -> Compiled | None:
         content = kept[_DIGEST_SIZE:]
         if kept[:_DIGEST_SIZE] != _digest(path, content):
             raise ValueError("it is damaged, or another program's")
-        return serialize_executable.deserialize_and_load(*pickle.loads(content))
+        program = serialize_executable.deserialize_and_load(*pickle.loads(content))
+        with suppress(OSError):  # a folder that may only be read
+            path.touch()
+        return program
     except FileNotFoundError:
         return None
     except Exception as error:  # whatever a damaged file brings about: it is made anew
@@ -87,9 +93,20 @@ def _keep(program: Compiled, path: Path) -> Compiled:
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
+        _tidy(path.parent)
     except OSError as error:
         logger.warning("%s was not kept for the next start: %s", path, error)
     return program
+
+
+def _tidy(folder: Path) -> None:
+    """Forget programs that nobody has used for long, and what JAX's cache keeps of ours in vain."""
+    for program in folder.glob("*.program"):
+        with suppress(FileNotFoundError):  # another process tidies too
+            if time.time() - program.stat().st_mtime > _SECONDS_UNUSED:
+                program.unlink()
+    for copy in folder.glob("jit_paged_*-cache"):
+        copy.unlink(missing_ok=True)
 
 
 def _digest(path: Path, content: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -187,3 +188,20 @@ def test_each_folder_is_used_by_jax_too(
     jax.jit(lambda x: x + 2)(jnp.zeros(3))
     assert any(folder.glob("jit_*"))
     assert any(other.glob("jit_*"))
+
+
+def test_what_is_of_no_use_is_forgotten(folder: Path) -> None:
+    make = Maker()
+    load_or_compile("old", make)
+    [old] = folder.glob("*.program")
+    months_ago = old.stat().st_mtime - 70 * 24 * 3600
+    os.utime(old, (months_ago, months_ago))
+    load_or_compile("old", make)  # used again: it is young now
+    load_or_compile("new", make)
+    assert old.exists()
+    assert make.calls == 2
+    os.utime(old, (months_ago, months_ago))
+    load_or_compile("newest", make)
+    assert not old.exists()
+    assert len(list(folder.glob("*.program"))) == 2
+    assert not list(folder.glob("jit_paged_*"))
