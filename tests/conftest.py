@@ -1,8 +1,14 @@
 """Settings that every test runs under: no GPU unless asked for, and no network."""
 
 import os
+from collections.abc import Iterator
+from itertools import count
 
 import pytest
+
+# Tests after which compiled programs are dropped.
+_OFTEN = 40
+_numbers = count(1)
 
 
 def wants_gpu(config: pytest.Config) -> bool:
@@ -25,3 +31,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a GPU: run with -m gpu"))
+
+
+@pytest.fixture(autouse=True)
+def forget_programs() -> Iterator[None]:
+    """Drop what tests compiled, now and then: there are thousands of shapes, each is mapped into
+    memory in pieces, and a process with 65,530 mappings is ended by the system.
+    """
+    yield
+    if next(_numbers) % _OFTEN == 0:
+        import jax
+
+        jax.clear_caches()

@@ -12,7 +12,7 @@ os.environ.setdefault("NPROC", "16")
 
 
 @pytest.fixture(autouse=True)
-def forget_programs(request: pytest.FixtureRequest) -> Iterator[None]:
+def forget_slow_programs(request: pytest.FixtureRequest) -> Iterator[None]:
     """Drop what a slow test compiled: each has shapes of its own, there are hundreds of them, and
     a process that maps them all is ended by the system's limit on mappings."""
     yield
