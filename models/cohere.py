@@ -28,7 +28,7 @@ from paged.models.layers import (
     run_layers,
     split_qkv,
 )
-from paged.models.rope import Rotation, rotate_pairs, rotation
+from paged.models.rope import Rotation, rotate_pairs
 from paged.models.weights import Linear, ParamSpec, Part
 
 DEFAULTS: dict[str, Any] = {
@@ -137,8 +137,7 @@ def forward(
 ) -> tuple[jax.Array, PagedKVCache]:
     """See `paged.models.registry.Family`."""
     x = params.embedding.lookup(tokens)
-    angles = [rotation(config, meta.positions)] * config.num_layers
-    x, cache = run_layers(layer, params, config, x, angles, cache, meta)
+    x, cache = run_layers(layer, params, config, x, cache, meta)
     return layer_norm(x, params.final_norm, None, config.norm_eps), cache
 
 

@@ -44,5 +44,5 @@ def forward(
     x = params.embedding.lookup(tokens)
     turned = rotation(config, meta.positions)
     angles = [turned if window else None for window in config.windows]
-    x, cache = run_layers(cohere.layer, params, config, x, angles, cache, meta)
+    x, cache = run_layers(cohere.layer, params, config, x, cache, meta, angles)
     return layer_norm(x, params.final_norm, None, config.norm_eps), cache

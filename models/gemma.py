@@ -24,7 +24,7 @@ from paged.models.layers import (
     run_layers,
     split_qkv,
 )
-from paged.models.rope import Rotation, rotate, rotation
+from paged.models.rope import Rotation, rotate
 
 DEFAULTS: dict[str, Any] = {
     "head_dim": 256,
@@ -80,8 +80,7 @@ def decode(
 ) -> tuple[jax.Array, PagedKVCache]:
     """As `paged.models.layers.decode`, with scaled embeddings and an offset final norm."""
     x = params.embedding.lookup(tokens) * config.hidden_size**0.5
-    angles = [rotation(config, meta.positions)] * config.num_layers
-    x, cache = run_layers(layer, params, config, x, angles, cache, meta)
+    x, cache = run_layers(layer, params, config, x, cache, meta)
     return offset_rms_norm(x, params.final_norm, config.norm_eps), cache
 
 

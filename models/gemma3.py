@@ -147,5 +147,5 @@ def forward(
     whole, local = (rotation(each, meta.positions) for each in (config, local_config))
     angles = [local if window else whole for window in config.windows]
     x = params.embedding.lookup(tokens) * config.hidden_size**0.5
-    x, cache = run_layers(layer, params, config, x, angles, cache, meta)
+    x, cache = run_layers(layer, params, config, x, cache, meta, angles)
     return offset_rms_norm(x, params.final_norm, config.norm_eps), cache

@@ -23,7 +23,7 @@ from paged.models.layers import (
     split_qkv,
 )
 from paged.models.llama import specs
-from paged.models.rope import Rotation, rotate, rotation
+from paged.models.rope import Rotation, rotate
 
 __all__ = ["DEFAULTS", "configure", "forward", "scaled_logits", "specs"]
 
@@ -96,8 +96,7 @@ def forward(
 ) -> tuple[jax.Array, PagedKVCache]:
     """See `paged.models.registry.Family`."""
     x = params.embedding.lookup(tokens) * config.extras.embedding_factor
-    angles = [rotation(config, meta.positions)] * config.num_layers
-    x, cache = run_layers(layer, params, config, x, angles, cache, meta)
+    x, cache = run_layers(layer, params, config, x, cache, meta)
     return rms_norm(x, params.final_norm, config.norm_eps), cache
 
 

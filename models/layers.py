@@ -250,8 +250,7 @@ def decode(
         (hidden states after the final norm [T, D], cache with this step's keys and values).
     """
     x = params.embedding.lookup(tokens)
-    angles = [rotation(config, meta.positions)] * config.num_layers
-    x, cache = run_layers(layer, params, config, x, angles, cache, meta)
+    x, cache = run_layers(layer, params, config, x, cache, meta)
     return rms_norm(x, params.final_norm, config.norm_eps), cache
 
 
@@ -260,11 +259,13 @@ def run_layers(
     params: DecoderParams,
     config: ModelConfig,
     x: jax.Array,
-    angles: Sequence[Rotation | None],
     cache: PagedKVCache,
     meta: AttentionMetadata,
+    angles: Sequence[Rotation | None] = (),
 ) -> tuple[jax.Array, PagedKVCache]:
     """Run x [T, D] through all layers, each with its `angles` (None: it rotates nothing).
+
+    Without any, all rotate alike, as `config` says.
 
     A Python loop over separate arrays: a scan would copy each layer's weights at every step. The
     layer is jitted by its family, so that it is traced once for all layers of a kind.
@@ -272,6 +273,7 @@ def run_layers(
     Returns:
         (x [T, D], cache with this step's keys and values).
     """
+    angles = angles or [rotation(config, meta.positions)] * config.num_layers
     each = zip(params.layers, cache.layers, angles, config.windows, strict=True)
     layers = []
     for weights, pages, turn, window in each:

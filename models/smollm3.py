@@ -75,5 +75,5 @@ def forward(
     x = params.embedding.lookup(tokens)
     turned = rotation(config, meta.positions)
     angles = [turned if rotated else None for rotated in config.extras.rotated]
-    x, cache = run_layers(layer, params, config, x, angles, cache, meta)
+    x, cache = run_layers(layer, params, config, x, cache, meta, angles)
     return rms_norm(x, params.final_norm, config.norm_eps), cache

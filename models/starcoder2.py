@@ -25,7 +25,7 @@ from paged.models.layers import (
     run_layers,
     split_qkv,
 )
-from paged.models.rope import Rotation, rotate, rotation
+from paged.models.rope import Rotation, rotate
 from paged.models.weights import Linear, linear, vector
 
 # A window in config.json applies to every layer.
@@ -130,6 +130,5 @@ def forward(
 ) -> tuple[jax.Array, PagedKVCache]:
     """See `paged.models.registry.Family`."""
     x = params.embedding.lookup(tokens)
-    angles = [rotation(config, meta.positions)] * config.num_layers
-    x, cache = run_layers(layer, params, config, x, angles, cache, meta)
+    x, cache = run_layers(layer, params, config, x, cache, meta)
     return _normalise(x, params.final_norm, config), cache
