@@ -88,6 +88,8 @@ class ModelConfig:
         hidden_act: of the MLPs, one of `ACTIVATIONS`.
         dtype: as the checkpoint declares it ("bfloat16", "float16" or "float32").
         bos_token_id, eos_token_ids: as config.json has them, possibly none.
+        latent_rank: pages hold one row of head_dim elements for a token (num_kv_heads is 1), whose
+            first so many are value and part of the key for all heads; None for keys and values.
         extras: the settings that only this family has, as a frozen record of its own.
     """
 
@@ -112,6 +114,7 @@ class ModelConfig:
     dtype: str = "float32"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    latent_rank: int | None = None
     extras: Any = None
 
     def __post_init__(self) -> None:

@@ -14,6 +14,8 @@ from paged.errors import ConfigError
 from paged.models import (
     cohere,
     cohere2,
+    deepseek_v2,
+    deepseek_v3,
     gemma,
     gemma2,
     gemma3,
@@ -68,6 +70,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "Cohere2ForCausalLM": Family(
         cohere2.DEFAULTS, cohere2.specs, cohere2.forward, cohere2.scaled_logits, cohere2.configure
+    ),
+    "DeepseekV2ForCausalLM": Family(
+        deepseek_v2.DEFAULTS, deepseek_v2.specs, deepseek_v2.forward, logits, deepseek_v2.configure
+    ),
+    "DeepseekV3ForCausalLM": Family(
+        deepseek_v3.DEFAULTS, deepseek_v3.specs, deepseek_v3.forward, logits, deepseek_v3.configure
     ),
     "GemmaForCausalLM": Family(gemma.DEFAULTS, gemma.specs, gemma.forward, logits, gemma.configure),
     "Gemma2ForCausalLM": Family(

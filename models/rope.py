@@ -90,8 +90,8 @@ def attention_factor(scaling: RopeScaling | None) -> float:
         growth = math.log(max(scaling.factor, 1.0))
         return math.sqrt(1 + growth / math.log(scaling.original_max_position))
     if scaling.mscale and scaling.mscale_all_dim:
-        return _yarn_factor(scaling, scaling.mscale) / _yarn_factor(scaling, scaling.mscale_all_dim)
-    return _yarn_factor(scaling, 1.0)
+        return yarn_factor(scaling, scaling.mscale) / yarn_factor(scaling, scaling.mscale_all_dim)
+    return yarn_factor(scaling, 1.0)
 
 
 def _llama3(plain: np.ndarray, scaling: RopeScaling) -> np.ndarray:
@@ -124,5 +124,6 @@ def _yarn_ramp(scaling: RopeScaling, theta: float, head_dim: int) -> tuple[float
     return low, high if high != low else high + 0.001
 
 
-def _yarn_factor(scaling: RopeScaling, weight: float) -> float:
+def yarn_factor(scaling: RopeScaling, weight: float) -> float:
+    """How much sharper attention gets by yarn's scaling."""
     return 1.0 if scaling.factor <= 1 else 0.1 * weight * math.log(scaling.factor) + 1.0

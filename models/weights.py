@@ -176,6 +176,7 @@ class ParamSpec:
         join_axis: along which the views of the parts are joined.
         transpose: the joined tensor has its inputs last (as Hugging Face checkpoints do) and the
             parameter has them first.
+        dtype: of its own, whatever the others are cast to; None for theirs.
     """
 
     parts: tuple[Part, ...]
@@ -184,11 +185,12 @@ class ParamSpec:
     init: Init
     join_axis: int = 0
     transpose: bool = False
+    dtype: jnp.dtype | None = None
 
     def assemble(self, tensors: Sequence[jax.Array], dtype: jnp.dtype) -> jax.Array:
         """Make the parameter of what its `parts`, in their order, cut of checkpoint tensors."""
         views = [
-            tensor.reshape(part.view).astype(dtype)
+            tensor.reshape(part.view).astype(self.dtype or dtype)
             for tensor, part in zip(tensors, self.parts, strict=True)
         ]
         joined = jnp.concatenate(views, axis=self.join_axis) if len(views) > 1 else views[0]
@@ -264,13 +266,13 @@ def for_device(params: Any, device: jax.Device) -> Any:
 
 def param_bytes(specs: Any, dtype: jnp.dtype) -> int:
     """Bytes that the described parameters take in `dtype`."""
-    elements = sum(math.prod(spec.shape) for spec in jax.tree.leaves(specs))
-    return elements * jnp.dtype(dtype).itemsize
+    leaves = jax.tree.leaves(specs)
+    return sum(math.prod(spec.shape) * (spec.dtype or jnp.dtype(dtype)).itemsize for spec in leaves)
 
 
 def param_shapes(specs: Any, dtype: jnp.dtype) -> Any:
     """The described parameters in `dtype` as shapes alone, to compile and to count bytes with."""
-    return jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, dtype), specs)
+    return jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype or dtype), specs)
 
 
 def param_shardings(specs: Any, mesh: Mesh) -> Any:

@@ -1,7 +1,8 @@
 """The paged KV cache on the device: the pages of each layer, written in place.
 
 A page holds the keys and values of `page_size` consecutive tokens of one sequence for one layer.
-Each layer has its own arrays, so that a donated in-place write never copies a neighbour. Page 0 is
+Models with latent attention (DeepSeek) keep a single row for a token, whose first elements, the
+latent, are value and part of the key for all query heads. Each layer has its own arrays, so that a donated in-place write never copies a neighbour. Page 0 is
 the null page (`paged.pool.NULL_PAGE`): page tables are padded with it and nothing reads it
 unmasked.
 
@@ -12,7 +13,7 @@ element, and its scale stands beside the page.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +57,8 @@ class CacheSpec:
         num_kv_heads: key heads (and as many value heads) per layer.
         head_dim: elements of one head.
         dtype: element type of the pages, one of KV_DTYPES.
+        latent_rank: elements of the latent, of pages that hold a single row of head_dim elements
+            for a token (num_kv_heads is 1), never in 8 bits; None where keys and values stand apart.
     """
 
     num_layers: int
@@ -64,10 +67,13 @@ class CacheSpec:
     num_kv_heads: int
     head_dim: int
     dtype: jnp.dtype
+    latent_rank: int | None = None
 
     @property
     def bytes_per_page(self) -> int:
         """Bytes one page takes over all layers, scales included."""
+        if self.latent_rank is not None:
+            return self.num_layers * self.page_size * self.head_dim * self.dtype.itemsize
         bytes_per_pair = 2 * self.head_dim * self.dtype.itemsize
         if has_scales(self.dtype):
             bytes_per_pair += SCALES.itemsize
@@ -84,24 +90,29 @@ class Pages:
 
     Attributes:
         values: [num_pages, page_size, 2 * Hkv, D], or [.., D / 2] of words: the key heads of a
-            token, then its value heads.
+            token, then its value heads. Of latents [num_pages, page_size, 1, D].
         scales: [num_pages, page_size, Hkv] of SCALES, by which the values of heads are to be
             multiplied; None where they stand for themselves.
         dtype: what the values are (static).
+        latent_rank: elements of the latent, None where keys and values stand apart (static).
     """
 
     values: jax.Array
     scales: jax.Array | None
     dtype: jnp.dtype = struct.field(pytree_node=False)
+    latent_rank: int | None = struct.field(pytree_node=False, default=None)
 
     @property
     def kv_heads(self) -> int:
-        return self.values.shape[2] // 2
+        return 1 if self.latent_rank is not None else self.values.shape[2] // 2
 
     @classmethod
     def zeros(cls, spec: CacheSpec) -> Pages:
         """Allocate the pages of a layer, zeroed."""
         rows = spec.num_pages, spec.page_size
+        if spec.latent_rank is not None:
+            row = jnp.zeros((*rows, 1, spec.head_dim), spec.dtype)
+            return cls(row, None, spec.dtype, spec.latent_rank)
         words = spec.dtype.itemsize == 1
         size = spec.head_dim // 2 if words else spec.head_dim
         values = jnp.zeros((*rows, 2 * spec.num_kv_heads, size), WORD if words else spec.dtype)
@@ -134,10 +145,19 @@ def write_kv(pages: Pages, k: jax.Array, v: jax.Array, write_index: jax.Array) -
         write_index: [T] int32, `page * page_size + offset`, or from DROPPED on for padding tokens.
             All entries differ, which lets XLA write in place with one kernel.
     """
-    kv = jnp.concatenate([k, v], axis=1)
+    return _write(pages, jnp.concatenate([k, v], axis=1), write_index)
+
+
+def write_latents(pages: Pages, rows: jax.Array, write_index: jax.Array) -> Pages:
+    """Store the rows [T, D] of T tokens in pages of latents; see `write_kv`."""
+    return _write(pages, rows[:, None], write_index)
+
+
+def _write(pages: Pages, heads: jax.Array, write_index: jax.Array) -> Pages:
+    """Store `heads` [T, .., D] as they lie in a token's place."""
     if len(write_index) == 1:
         # XLA rewrites a scatter of one row into a form that copies the whole array on CPU.
-        kv = jnp.concatenate([kv, kv])
+        heads = jnp.concatenate([heads, heads])
         write_index = jnp.concatenate([write_index, jnp.full(1, DROPPED + 1, jnp.int32)])
 
     def write(stored: jax.Array, new: jax.Array) -> jax.Array:
@@ -145,11 +165,12 @@ def write_kv(pages: Pages, k: jax.Array, v: jax.Array, write_index: jax.Array) -
         flat = flat.at[write_index].set(new, mode="drop", unique_indices=True)
         return flat.reshape(stored.shape)
 
-    return jax.tree.map(write, pages, as_stored(kv, pages.dtype))
+    held = replace(as_stored(heads, pages.dtype), latent_rank=pages.latent_rank)
+    return jax.tree.map(write, pages, held)
 
 
 def as_stored(kv: jax.Array, dtype: jnp.dtype) -> Pages:
-    """Heads of keys and of values [..., 2 * Hkv, D] as pages of `dtype` hold them."""
+    """Heads of keys and of values [..., 2 * Hkv, D], or rows, as pages of `dtype` hold them."""
     scales = None
     if has_scales(dtype):
         kv, scales = _to_integers(kv, dtype)

@@ -194,7 +194,8 @@ def _shapes_of_one_sequence(
         page_size=config.block_size,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
-        dtype=kv_dtype(config.kv_cache_dtype, dtype, device),
+        dtype=kv_dtype(config.kv_cache_dtype, dtype, device, latents=model.latent_rank is not None),
+        latent_rank=model.latent_rank,
     )
     return StepShapes(
         family=get_family(model.architecture),
@@ -206,13 +207,20 @@ def _shapes_of_one_sequence(
     )
 
 
-def kv_dtype(name: str, dtype: jnp.dtype, device: jax.Device) -> jnp.dtype:
+def kv_dtype(
+    name: str, dtype: jnp.dtype, device: jax.Device, *, latents: bool = False
+) -> jnp.dtype:
     """The element type of pages by the name of a flag, for a model of `dtype`.
 
     Raises:
-        ConfigError: the device cannot read it.
+        ConfigError: the device cannot read it, or pages of latents are not there in 8 bits.
     """
     wanted = dtype if name == "auto" else KV_DTYPES[name]
+    if latents and wanted.itemsize == 1:
+        raise ConfigError(
+            f"--kv-cache-dtype {name} is not there for the latents that this model keeps in its "
+            "pages. Use auto, bfloat16, float16 or float32."
+        )
     capability = getattr(device, "compute_capability", None)
     if wanted == jnp.float8_e4m3fn and capability is not None and float(capability) < 8.9:
         raise ConfigError(

@@ -9,7 +9,7 @@ Rows of one token (decode) and longer rows (chunks of a prompt) take different p
 each page once for all its query heads, chunks run in tiles of `tile_size` tokens of one sequence.
 
 Axis letters used on this floor: T flat tokens, R rows, S slots, P pages a page table holds,
-Hq query heads, Hkv key/value heads, G = Hq / Hkv, D head size.
+Hq query heads, Hkv key/value heads, G = Hq / Hkv, D head size, C elements of a latent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from paged.attention.metadata import AttentionMetadata, attention_metadata
 from paged.attention.scoring import Scoring
-from paged.cache import Pages, write_kv
+from paged.cache import Pages, write_kv, write_latents
 
 __all__ = [
     "BACKENDS",
@@ -30,6 +30,7 @@ __all__ = [
     "Scoring",
     "attention_metadata",
     "default_backend",
+    "latent_attention",
     "left_to_others",
     "paged_attention",
 ]
@@ -40,7 +41,7 @@ class DecodeAttention(Protocol):
 
     `q` [R, Hq, D]; `lengths` [R] positions visible to the row, 0 for a row with no query, whose
     output is then unspecified; for `scoring` and `sinks` see `paged_attention`. Returns
-    [R, Hq, D] in q's dtype.
+    [R, Hq, D] in q's dtype; of pages of latents [R, Hq, C].
     """
 
     def __call__(
@@ -58,7 +59,7 @@ class PrefillAttention(Protocol):
     """Attention of the tokens of all rows longer than one token, tile by tile.
 
     `q` [T, Hq, D]; for `scoring` and `sinks` see `paged_attention`. Returns [T, Hq, D] in q's
-    dtype; the output of other tokens is unspecified.
+    dtype, of pages of latents [T, Hq, C]; the output of other tokens is unspecified.
     """
 
     def __call__(
@@ -153,14 +154,45 @@ def paged_attention(
         (attention output [T, Hq, D] in q's dtype, updated pages).
     """
     pages = write_kv(pages, k, v, meta.write_index)
+    return _attention(q, pages, meta, scoring, sinks), pages
+
+
+def latent_attention(
+    q: jax.Array, rows: jax.Array, pages: Pages, meta: AttentionMetadata, scoring: Scoring
+) -> tuple[jax.Array, Pages]:
+    """As `paged_attention` over pages of latents, all query heads with one key and one value.
+
+    A token is a single row, the key of all heads; its first C elements, the latent, are the value.
+    Heads that once had keys and values of their own are brought here by their queries, and what
+    comes back are averages of latents, from which each head makes its own output.
+
+    Args:
+        q: [T, Hq, D], in the coordinates of rows.
+        rows: [T, D].
+
+    Returns:
+        (averages of latents [T, Hq, C] in q's dtype, updated pages).
+    """
+    pages = write_latents(pages, rows, meta.write_index)
+    return _attention(q, pages, meta, scoring, None), pages
+
+
+def _attention(
+    q: jax.Array,
+    pages: Pages,
+    meta: AttentionMetadata,
+    scoring: Scoring,
+    sinks: jax.Array | None,
+) -> jax.Array:
+    """Attention over pages that hold this step's tokens already."""
     backend = BACKENDS[meta.backend]()
     is_decode = meta.query_len == 1
     lengths = jnp.where(is_decode, meta.context_len + 1, 0)
     if meta.decode_only:
-        return backend.decode(q, pages, lengths, meta, scoring, sinks), pages
+        return backend.decode(q, pages, lengths, meta, scoring, sinks)
     decoded = backend.decode(q[meta.query_start], pages, lengths, meta, scoring, sinks)
     out = backend.prefill(q, pages, meta, scoring, sinks)
     num_tokens = q.shape[0]
     rows = jnp.arange(is_decode.shape[0])
     target = jnp.where(is_decode, meta.query_start, num_tokens + rows)
-    return out.at[target].set(decoded, mode="drop", unique_indices=True), pages
+    return out.at[target].set(decoded, mode="drop", unique_indices=True)

@@ -46,8 +46,8 @@ def decode_attention(
     window = scoring.window
     first = 0 if window is None else jnp.maximum(shortest - window, 0) // SPAN
     last = -(-jnp.max(lengths) // SPAN)
-    out = _finish(lax.fori_loop(first, last, step, _start(queries, sinks)))
-    return out.reshape(q.shape).astype(q.dtype)
+    out = _finish(lax.fori_loop(first, last, step, _start(queries, pages, sinks)))
+    return out.reshape(num_rows, num_heads, -1).astype(q.dtype)
 
 
 def prefill_attention(
@@ -81,11 +81,13 @@ def prefill_attention(
 
         window = scoring.window
         first = 0 if window is None else jnp.maximum(first_position - window + 1, 0) // SPAN
-        done = _finish(lax.fori_loop(first, -(-seen // SPAN), step, _start(queries, sinks)))
-        done = done.transpose(0, 3, 1, 2, 4).reshape(size, num_heads, head_dim)
+        running = _start(queries, pages, sinks)
+        done = _finish(lax.fori_loop(first, -(-seen // SPAN), step, running))
+        done = done.transpose(0, 3, 1, 2, 4).reshape(size, num_heads, -1)
         return lax.dynamic_update_slice_in_dim(out, done.astype(q.dtype), begin, axis=0)
 
-    return lax.fori_loop(0, meta.num_tiles, tile, jnp.zeros_like(padded))[:num_tokens]
+    nothing = jnp.zeros((*padded.shape[:-1], pages.latent_rank or head_dim), q.dtype)
+    return lax.fori_loop(0, meta.num_tiles, tile, nothing)[:num_tokens]
 
 
 def _gather_span(pages: Pages, tables: jax.Array, span: jax.Array) -> Pages:
@@ -105,10 +107,10 @@ def _gather_span(pages: Pages, tables: jax.Array, span: jax.Array) -> Pages:
     return jax.tree.map(gather, pages)
 
 
-def _start(queries: jax.Array, sinks: jax.Array | None) -> Running:
+def _start(queries: jax.Array, pages: Pages, sinks: jax.Array | None) -> Running:
     """Output, maximum and sum of a softmax over the sinks alone, for queries [R, Hkv, G, Q, D]."""
-    rows = queries.shape[:-1]
-    out = jnp.zeros(queries.shape, jnp.float32)
+    *rows, head_dim = queries.shape
+    out = jnp.zeros((*rows, pages.latent_rank or head_dim), jnp.float32)
     if sinks is None:
         return out, jnp.full(rows, MASKED, jnp.float32), jnp.zeros(rows, jnp.float32)
     maximum = jnp.broadcast_to(sinks.reshape(*rows[1:3], 1), rows)
@@ -159,6 +161,8 @@ def _attend(
 
 def _unpacked(kv: Pages) -> tuple[jax.Array, jax.Array]:
     """Keys and values [R, Hkv, SPAN, D] for products, those of 8 bits in float32."""
+    if kv.latent_rank is not None:
+        return kv.values, kv.values[..., : kv.latent_rank]
     values = kv.values.view(kv.dtype)
     values = values.astype(jnp.float32) if kv.dtype.itemsize == 1 else values
     k, v = jnp.split(values, 2, axis=1)

@@ -65,6 +65,7 @@ class Runner:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             dtype=KV_DTYPES[kv_dtype],
+            latent_rank=config.latent_rank,
         )
         self.config, self.params, self.backend = config.for_length(max_tokens), params, backend
         self.contexts = [0] * num_slots

@@ -56,7 +56,11 @@ def test_agrees_with_transformers(golden, model):
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "mistral_window", "qwen2_window", "qwen3", "qwen3_moe", "gemma3"]
+        "name",
+    [
+        *("llama", "mistral_window", "qwen2_window", "qwen3", "qwen3_moe", "gemma3"),
+        *("deepseek_v2", "deepseek_v3"),
+    ],
 )
 def test_chunks_and_neighbours_change_nothing(name, tmp_path):
     golden = load_golden(name)
@@ -123,6 +127,7 @@ def check_served(golden: dict[str, Any], logprobs: np.ndarray, dtype: str) -> No
         ("qwen2_window", "bfloat16", "xla"),
         ("qwen3_moe", "bfloat16", "xla"),
         ("gemma2", "bfloat16", "xla"),
+        ("deepseek_v3", "bfloat16", "xla"),
         pytest.param("gemma2", "bfloat16", "triton", marks=pytest.mark.slow),
         pytest.param("llama_wide", "bfloat16", "triton", marks=pytest.mark.slow),
         pytest.param("mistral_window", "float32", "triton", marks=pytest.mark.slow),

@@ -24,6 +24,10 @@ from transformers import (
     Cohere2ForCausalLM,
     CohereConfig,
     CohereForCausalLM,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -99,6 +103,27 @@ COHERE = {"layer_norm_eps": 1e-3, "logit_scale": 0.3}
 # Mixtures of experts, as Qwen's files tell of them. Rounding may change who is chosen last: of
 # many, that is who counts least.
 MOE = {"num_experts": 9, "num_experts_per_tok": 6, "moe_intermediate_size": 40}
+# Latent attention, and mixtures after a first layer without.
+LATENT: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 72,
+    "intermediate_size": 100,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 28,
+    "q_lora_rank": 36,
+    "qk_nope_head_dim": 14,
+    "qk_rope_head_dim": 10,
+    "v_head_dim": 18,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 12,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 5,
+    "routed_scaling_factor": 1.5,
+}
+GROUPS = {"n_group": 4, "topk_group": 2}
 # Sizes that the kernels for Hopper take: heads of 64 elements, and weights worth their while.
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64}
 
@@ -131,6 +156,14 @@ def qwen2_moe(**changes: Any) -> PreTrainedModel:
 
 def qwen3_moe(**changes: Any) -> PreTrainedModel:
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES | ODD | MOE | changes))
+
+
+def deepseek_v2(**changes: Any) -> PreTrainedModel:
+    return DeepseekV2ForCausalLM(DeepseekV2Config(**SIZES | LATENT | changes))
+
+
+def deepseek_v3(**changes: Any) -> PreTrainedModel:
+    return DeepseekV3ForCausalLM(DeepseekV3Config(**SIZES | LATENT | GROUPS | changes))
 
 
 def gemma(**changes: Any) -> PreTrainedModel:
@@ -251,6 +284,19 @@ def models() -> dict[str, PreTrainedModel]:
         "qwen3_moe_sparse_step_bias_tied": qwen3_moe(
             decoder_sparse_step=2, attention_bias=True, tie_word_embeddings=True
         ),
+        "deepseek_v2": deepseek_v2(
+            topk_method="group_limited_greedy",
+            rope_parameters=yarn | {"mscale": 0.707, "mscale_all_dim": 0.707},
+            **GROUPS,
+        ),
+        "deepseek_v2_lite": deepseek_v2(q_lora_rank=None),
+        "deepseek_v3": deepseek_v3(rope_parameters=yarn | {"mscale": 1.0, "mscale_all_dim": 0.5}),
+        "deepseek_v3_halves_unnormed_tied": deepseek_v3(
+            q_lora_rank=None,
+            rope_interleave=False,
+            norm_topk_prob=False,
+            tie_word_embeddings=True,
+        ),
         "gemma": gemma(),
         "gemma_bias_untied": gemma(attention_bias=True, tie_word_embeddings=False),
         "gemma2": gemma2(),
@@ -308,7 +354,9 @@ def models() -> dict[str, PreTrainedModel]:
 def set_weights(model: PreTrainedModel) -> dict[str, list[int]]:
     """Give every parameter its drawn values; returns names and shapes."""
     shapes = {}
-    for parameter_name, parameter in model.named_parameters():
+    # The only buffers that checkpoints have are these.
+    buffers = [pair for pair in model.named_buffers() if pair[0].endswith("correction_bias")]
+    for parameter_name, parameter in [*model.named_parameters(), *buffers]:
         for name, tensor in stored(parameter_name, parameter, model.config.model_type).items():
             tensor.copy_(torch.from_numpy(tiny_weight(name, tuple(tensor.shape))))
             shapes[name] = list(tensor.shape)
