@@ -16,7 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paged.attention import BACKENDS, Scoring, attention_metadata, paged_attention
+from paged.attention import (
+    BACKENDS,
+    Scoring,
+    attention_metadata,
+    latent_attention,
+    paged_attention,
+)
 from paged.cache import KV_DTYPES, CacheSpec, Pages, as_stored
 
 Array = np.ndarray[Any, Any]
@@ -33,7 +39,8 @@ class Row(NamedTuple):
 class Shape:
     """What a step is compiled for: R rows, T tokens, and P pages in each of S page tables.
 
-    Pages are of `kv_dtype`, by the name that users give it, or of `dtype`.
+    Pages are of `kv_dtype`, by the name that users give it, or of `dtype`. With a `latent_rank`, keys
+    are the rows of pages of latents, and values count for nothing.
     """
 
     heads: int = 4
@@ -45,6 +52,7 @@ class Shape:
     window: int | None = None
     soft_cap: float | None = None
     sinks: bool = False
+    latent_rank: int | None = None
     num_rows: int = 10
     num_tokens: int = 512
     max_len: int = 640
@@ -66,7 +74,12 @@ class Shape:
             num_kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             dtype=KV_DTYPES[self.kv_dtype or self.dtype],
+            latent_rank=self.latent_rank,
         )
+
+    @property
+    def value_dim(self) -> int:
+        return self.latent_rank or self.head_dim
 
     @property
     def scoring(self) -> Scoring:
@@ -86,7 +99,7 @@ class Batch:
         pages: NumPy arrays.
         tables: [S, P]; slots, query_len, context_len: [R].
         kv: per row the keys and values of its sequence as pages hold them, NumPy arrays
-            [context + query, 2 * Hkv, D].
+            [context + query, 2 * Hkv, D], or [.., 1, D] of latents.
         sinks: [Hq], or None.
     """
 
@@ -122,7 +135,9 @@ def make_batch(shape: Shape, rows: Sequence[Row], seed: int = 0) -> Batch:
     values = [draw(length, shape.kv_heads, shape.head_dim) for length in lengths]
     queries = [draw(row.query, shape.heads, shape.head_dim) for row in rows]
     slots = rng.permutation(shape.num_slots)[: shape.num_rows].astype(np.int32)
-    kv = [stored(shape, np.concatenate(pair, axis=1)) for pair in zip(keys, values, strict=True)]
+    pairs = zip(keys, values, strict=True)
+    rows_of = keys if shape.latent_rank else [np.concatenate(pair, axis=1) for pair in pairs]
+    kv = [stored(shape, tokens) for tokens in rows_of]
     free = iter(rng.permutation(shape.spec.num_pages - 1) + 1)
     tables = np.zeros((shape.num_slots, shape.pages_per_table), np.int32)
     pages = poisoned_pages(shape)
@@ -152,7 +167,7 @@ def make_batch(shape: Shape, rows: Sequence[Row], seed: int = 0) -> Batch:
 
 
 def stored(shape: Shape, tokens: Array) -> Pages:
-    """Keys or values as pages hold them, NumPy arrays."""
+    """Keys and values as pages hold them, NumPy arrays."""
     held = as_stored(jnp.asarray(tokens, shape.dtype), shape.spec.dtype)
     return jax.tree.map(np.array, held)
 
@@ -183,9 +198,9 @@ def put(pages: Pages, place: Any, tokens: Pages, which: Any) -> None:
 
 def expected_output(shape: Shape, batch: Batch) -> Array:
     """Attention of all tokens of the batch, [tokens, heads, D] float64."""
-    done, begin = [np.zeros((0, shape.heads, shape.head_dim))], 0
+    done, begin = [np.zeros((0, shape.heads, shape.value_dim))], 0
     for row, tokens in zip(batch.rows, batch.kv, strict=True):
-        key, value = np.split(meant(tokens), 2, axis=1)
+        key, value = keys_and_values(shape, tokens)
         q = batch.q[begin : begin + row.query].astype(np.float64)
         begin += row.query
         group = shape.heads // shape.kv_heads
@@ -199,6 +214,14 @@ def expected_output(shape: Shape, batch: Batch) -> Array:
         weights = softmax(np.where(hidden, -np.inf, scores), batch.sinks)
         done.append(np.einsum("hqs,shd->qhd", weights, np.repeat(value, group, axis=1)))
     return np.concatenate(done)
+
+
+def keys_and_values(shape: Shape, tokens: Pages) -> tuple[Array, Array]:
+    """Those that stored tokens stand for, each [tokens, Hkv, elements] float64."""
+    if shape.latent_rank is not None:
+        return meant(tokens), meant(tokens)[..., : shape.latent_rank]
+    key, value = np.split(meant(tokens), 2, axis=1)
+    return key, value
 
 
 def softmax(scores: Array, sinks: Array | None) -> Array:
@@ -247,6 +270,8 @@ def step(shape: Shape, backend: str, decode_only: bool) -> Any:
             decode_only=decode_only,
             backend=backend,
         )
+        if shape.latent_rank is not None:
+            return latent_attention(q, k[:, 0], pages, meta, shape.scoring)
         return paged_attention(q, k, v, pages, meta, shape.scoring, sinks)
 
     return jax.jit(run)

@@ -73,6 +73,13 @@ SHAPES = {
     "int8 beside bfloat16": Shape(kv_dtype="int8", dtype="bfloat16", head_dim=128, page_size=64),
     "int8 beside float16": Shape(kv_dtype="int8", dtype="float16", window=30),
     "soft cap": Shape(soft_cap=3.0),
+    "latents": Shape(heads=6, kv_heads=1, head_dim=40, latent_rank=24, page_size=8),
+    "latents of DeepSeek": Shape(
+        heads=16, kv_heads=1, head_dim=576, latent_rank=512, dtype="bfloat16"
+    ),
+    "latents for 128 heads": Shape(
+        heads=128, kv_heads=1, head_dim=80, latent_rank=64, page_size=32, dtype="bfloat16"
+    ),
     "window and soft cap": Shape(window=100, soft_cap=20.0, heads=6, dtype="bfloat16"),
 }
 

@@ -66,6 +66,8 @@ def prefill_attention(
 def obstacle(q: jax.Array | jax.ShapeDtypeStruct, pages: Pages) -> str | None:
     """Why the kernel does not take these; None if it does."""
     head_dim = q.shape[-1]
+    if pages.latent_rank is not None:
+        return "its pages hold keys and values, not latents"
     if q.dtype not in (jnp.bfloat16, jnp.float16):
         return f"it takes 16-bit floats, not {q.dtype}"
     if pages.dtype != q.dtype:

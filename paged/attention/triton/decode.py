@@ -26,8 +26,8 @@ from paged.kernels import Ref
 # Programs that a batch is cut into if it has fewer rows: about four per multiprocessor of a large
 # GPU. Twice as many cost 3 to 15 % more to merge than they save (H200).
 _PROGRAMS = 512
-# The merge holds all parts of a row in registers.
-_MAX_PARTS = 128
+# The merge holds all parts of a row in registers, of so many elements at a time.
+_MAX_PARTS, _MERGED = 128, 256
 # Query heads of a program: tensor cores take no fewer, and with more the registers spill.
 _MEMBERS = 16
 
@@ -55,7 +55,7 @@ def _decode(
     scoring: Scoring,
     interpret: bool,
 ) -> jax.Array:
-    _, num_heads, head_dim = q.shape
+    num_rows, num_heads, head_dim = q.shape
     kv_heads = pages.kv_heads
     spec = spans.make_spec(q, pages, scoring, interpret)
     max_parts = min(max(pl.next_power_of_2(_PROGRAMS // kv_heads), 1), _MAX_PARTS)
@@ -71,21 +71,22 @@ def _decode(
         in_specs=jax.tree.map(lambda _: anywhere, inputs),
         out_specs=[anywhere] * 3,
         out_shape=[
-            jax.ShapeDtypeStruct(q.shape, q.dtype),
-            jax.ShapeDtypeStruct((num_items, num_heads, head_dim), jnp.float32),
+            jax.ShapeDtypeStruct((num_rows, num_heads, spec.value_dim), q.dtype),
+            jax.ShapeDtypeStruct((num_items, num_heads, spec.value_dim), jnp.float32),
             jax.ShapeDtypeStruct((num_items, num_heads), jnp.float32),
         ],
         compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=3),
         interpret=interpret,
     )(*inputs)
-    merge_warps = min(max(max_parts * pl.next_power_of_2(head_dim) // 2048, 1), 8)
+    merged = min(pl.next_power_of_2(spec.value_dim), _MERGED)
+    merge_warps = min(max(max_parts * merged // 2048, 1), 8)
     return pl.pallas_call(
-        functools.partial(_merge_kernel, max_parts=max_parts, spec=spec),
+        functools.partial(_merge_kernel, max_parts=max_parts, merged=merged, spec=spec),
         name="paged_decode_merge",
-        grid=(num_heads, len(work.merges)),
+        grid=(num_heads, len(work.merges), pl.cdiv(spec.value_dim, merged)),
         in_specs=[anywhere] * 4,
         out_specs=anywhere,
-        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        out_shape=jax.ShapeDtypeStruct(out.shape, out.dtype),
         input_output_aliases={3: 0},
         compiler_params=plgpu.CompilerParams(num_warps=merge_warps, num_stages=1),
         interpret=interpret,
@@ -150,17 +151,18 @@ def _merge_kernel(
     out_ref: Ref,
     *,
     max_parts: int,
+    merged: int,
     spec: Spec,
 ) -> None:
-    """Average the parts of one row for one query head by their sums, in a grid of [Hq, M].
+    """Average the parts of one row for one query head by their sums, in a grid of [Hq, M, ..].
 
-    `out` is `finished` in place, where the rows of one part are done already.
+    The last axis is of `merged` elements each. `out` is `finished` in place, where the rows of one part are done already.
     """
     del finished_ref
     head, merge = pl.program_id(0), pl.program_id(1)
     row, first, num_parts = (merges_ref[merge, field] for field in range(3))
-    columns = jnp.arange(pl.next_power_of_2(spec.head_dim))
-    exist = columns < spec.head_dim
+    columns = pl.program_id(2) * merged + jnp.arange(merged)
+    exist = columns < spec.value_dim
 
     @pl.when(num_parts > 1)
     def _() -> None:

@@ -66,7 +66,7 @@ def _prefill(
         grid=(min(_PROGRAMS, len(step.tiles) * cut.per_tile),),
         in_specs=jax.tree.map(lambda _: anywhere, inputs),
         out_specs=anywhere,
-        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        out_shape=jax.ShapeDtypeStruct((*q.shape[:2], spec.value_dim), q.dtype),
         compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=3),
         interpret=interpret,
     )(*inputs)
@@ -74,7 +74,7 @@ def _prefill(
 
 def _fit(spec: Spec, pages: Pages) -> Spec:
     """Fewer positions at a time, where GPUs before Hopper lack shared memory or registers."""
-    large = pages.dtype.itemsize == 2 and spec.head_dim > 64
+    large = pages.dtype.itemsize == 2 and spec.value_dim > 64
     return dataclasses.replace(spec, span=min(spec.span, 32)) if large else spec
 
 

@@ -27,16 +27,37 @@ from paged.attention.triton.unpack import product_dtype, unpack
 from paged.cache import Pages
 from paged.kernels import Ref
 
-# A head of D elements, cut into lanes: all of them in one, or the even and the odd elements, which
-# are the first and the second values of the words that pages of 8 bits hold.
+# A head of D elements, cut into lanes: all of them in one; or the even and the odd elements, which
+# are the first and the second values of the words that pages of 8 bits hold; or of a row of a page
+# of latents, the latent and the rest.
 Lanes = tuple[jax.Array, ...]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Which elements of a head a lane has: `count` of them, every `step`-th from the `first` on."""
+
+    first: int
+    count: int
+    step: int = 1
+
+    @property
+    def size(self) -> int:
+        """Its elements padded to a power of two."""
+        return pl.next_power_of_2(self.count)
+
+    @property
+    def columns(self) -> tuple[jax.Array, jax.Array]:
+        """The indices [size] of its elements, and which of them exist."""
+        index = jnp.arange(self.size)
+        return self.first + self.step * index, index < self.count
 
 
 class KeysAndValues(NamedTuple):
     """One span of one head.
 
     Attributes:
-        k, v: by lane [span, D / lanes], zero where not readable.
+        k, v: by lane [span, elements], zero where not readable.
         k_scale, v_scale: [span] float32, see `paged.cache.Pages`; None where there are none.
     """
 
@@ -48,7 +69,7 @@ class KeysAndValues(NamedTuple):
 
 # Row, a scalar or [M], and head [M] of queries or of their output.
 Place = tuple[jax.Array, jax.Array]
-# Output by lane [M, D / lanes], maximum [M] and sum [M] of the softmax so far, float32; maxima in
+# Output by lane [M, elements], maximum [M] and sum [M] of the softmax so far, float32; maxima in
 # powers of two.
 Running = tuple[Lanes, jax.Array, jax.Array]
 
@@ -59,36 +80,30 @@ class Spec:
 
     Attributes:
         group: query heads that share one key/value head (G).
-        head_dim: elements of a head (D).
         page_size: tokens a page holds.
         span: positions read at a time, a power of two.
         max_queries: rows (tokens times heads) of a tile of queries, a power of two.
         scoring: see there.
-        lanes: how many a head is cut into.
+        keys, values: the lanes of a key (and of its query), and of a value (and of an output).
         dtype, precision: of the operands of products, whose sums are float32.
         interpret: whether Pallas' interpreter runs the kernel.
     """
 
     group: int
-    head_dim: int
     page_size: int
     span: int
     max_queries: int
     scoring: Scoring
-    lanes: int
+    keys: tuple[Lane, ...]
+    values: tuple[Lane, ...]
     dtype: jnp.dtype
     precision: lax.PrecisionLike
     interpret: bool
 
     @property
-    def lane_size(self) -> int:
-        """Elements of a lane, padded to a power of two."""
-        return pl.next_power_of_2(self.head_dim // self.lanes)
-
-    def columns(self) -> list[tuple[jax.Array, jax.Array]]:
-        """For each lane, the indices of its elements within a head, and which of them exist."""
-        indices = (lane + self.lanes * jnp.arange(self.lane_size) for lane in range(self.lanes))
-        return [(columns, columns < self.head_dim) for columns in indices]
+    def value_dim(self) -> int:
+        """Elements of a value."""
+        return sum(lane.count for lane in self.values)
 
 
 def for_platform(attention: Callable[..., jax.Array], *operands: Any) -> jax.Array:
@@ -109,27 +124,40 @@ def make_spec(q: jax.Array, pages: Pages, scoring: Scoring, interpret: bool) -> 
 
     Tiles are as large as they are fast without spilling registers: products of float32 keep their
     precision through three products of its parts, and want four times the registers. Values of 8
-    bits want some to be taken apart.
+    bits want some to be taken apart. Rows of latents are wide, but most of them is read once for
+    keys and values.
     """
     head_dim, page_size = q.shape[-1], pages.values.shape[1]
+    keys, values = _lanes(head_dim, pages)
     narrow, wide = pages.dtype.itemsize == 1, q.dtype.itemsize > 2
     # Tensor cores take no fewer than 16 rows.
-    rows = max((2048 if wide else 16384) // pl.next_power_of_2(head_dim), 16)
+    rows = max((2048 if wide else 16384) // pl.next_power_of_2(pages.latent_rank or head_dim), 16)
     queries = min(rows, 32 if wide else 128)
     # The interpreter leaves products to XLA, which knows no such algorithm on a CPU.
     split = lax.Precision.HIGHEST if interpret else lax.DotAlgorithmPreset.TF32_TF32_F32_X3
     return Spec(
         group=q.shape[1] // pages.kv_heads,
-        head_dim=head_dim,
         page_size=page_size,
         span=min(rows, 32 if wide else 64),
         max_queries=queries // 2 if narrow and not wide else queries,
         scoring=scoring,
-        lanes=2 if narrow else 1,
+        keys=keys,
+        values=values,
         dtype=product_dtype(pages.dtype) if narrow and not wide else q.dtype,
         precision=split if wide else None,
         interpret=interpret,
     )
+
+
+def _lanes(head_dim: int, pages: Pages) -> tuple[tuple[Lane, ...], tuple[Lane, ...]]:
+    """How keys and values lie in pages."""
+    rank = pages.latent_rank
+    if rank is not None:
+        latent = Lane(0, rank)
+        return (latent, Lane(rank, head_dim - rank)), (latent,)
+    step = 2 if pages.dtype.itemsize == 1 else 1
+    lanes = tuple(Lane(first, head_dim // step, step) for first in range(step))
+    return lanes, lanes
 
 
 def head_of(program: jax.Array, members: int, spec: Spec) -> tuple[jax.Array, jax.Array]:
@@ -142,12 +170,12 @@ def head_of(program: jax.Array, members: int, spec: Spec) -> tuple[jax.Array, ja
 
 
 def load_queries(ref: Ref, place: Place, exist: jax.Array, spec: Spec) -> Lanes:
-    """Queries by lane [M, D / lanes], zero for those that do not `exist` [M].
+    """Queries by lane [M, elements], zero for those that do not `exist` [M].
 
     Beyond the range of what is multiplied they saturate, as keys do.
     """
     lanes = []
-    for index, mask in _elements(place, exist, spec):
+    for index, mask in _elements(place, exist, spec.keys):
         q = plgpu.load(ref.at[index], mask=mask, other=0.0)
         if q.dtype != spec.dtype:
             limit = float(jnp.finfo(spec.dtype).max)
@@ -158,21 +186,23 @@ def load_queries(ref: Ref, place: Place, exist: jax.Array, spec: Spec) -> Lanes:
 
 def store_output(ref: Ref, place: Place, out: Lanes, exist: jax.Array, spec: Spec) -> None:
     """Store outputs of the queries that `exist` [M]."""
-    for (index, mask), lane in zip(_elements(place, exist, spec), out, strict=True):
+    for (index, mask), lane in zip(_elements(place, exist, spec.values), out, strict=True):
         plgpu.store(ref.at[index], lane.astype(ref.dtype), mask=mask)
 
 
-def _elements(place: Place, exist: jax.Array, spec: Spec) -> Iterator[tuple[Any, jax.Array]]:
-    """Indices and mask [M, D / lanes] of each lane of some heads."""
+def _elements(
+    place: Place, exist: jax.Array, lanes: tuple[Lane, ...]
+) -> Iterator[tuple[Any, jax.Array]]:
+    """Indices and mask [M, elements] of each lane of some heads."""
     row, head = place
     row = row[:, None] if row.ndim else row
-    for columns, there in spec.columns():
+    for columns, there in (lane.columns for lane in lanes):
         yield (row, head[:, None], columns[None, :]), exist[:, None] & there[None, :]
 
 
 def start(rows: int, sink: jax.Array | None, spec: Spec) -> Running:
     """The softmax over nothing for `rows` queries, or over their sinks [rows], in powers of two."""
-    out = (jnp.zeros((rows, spec.lane_size), jnp.float32),) * spec.lanes
+    out = tuple(jnp.zeros((rows, lane.size), jnp.float32) for lane in spec.values)
     if sink is None:
         return out, jnp.full((rows,), LOWEST, jnp.float32), jnp.zeros((rows,), jnp.float32)
     return out, sink, jnp.ones((rows,), jnp.float32)
@@ -195,20 +225,25 @@ def load_span(
         tables.at[slot, lax.div(position, jnp.int32(spec.page_size))], mask=readable, other=0
     )
     offset = lax.rem(position, jnp.int32(spec.page_size))
-    columns = jnp.arange(spec.lane_size)
-    mask = readable[:, None] & (columns < spec.head_dim // spec.lanes)[None, :]
     values: Ref = pages.values
     scales: Ref | None = pages.scales
 
-    def load(head: jax.Array) -> Lanes:
+    def load(head: jax.Array, lane: Lane) -> jax.Array:
+        columns, exist = lane.columns
         place = values.at[page[:, None], offset[:, None], head, columns[None, :]]
-        loaded = plgpu.load(place, mask=mask, other=0)
-        if spec.lanes == 1:
-            return (loaded.astype(spec.dtype),)
-        lanes = unpack(loaded, pages.dtype, interpret=spec.interpret)
+        return plgpu.load(place, mask=readable[:, None] & exist[None, :], other=0)
+
+    def load_head(head: jax.Array) -> Lanes:
+        if pages.dtype.itemsize > 1:
+            return tuple(load(head, lane).astype(spec.dtype) for lane in spec.keys)
+        words = load(head, Lane(0, spec.keys[0].count))
+        lanes = unpack(words, pages.dtype, interpret=spec.interpret)
         return tuple(lane.astype(spec.dtype) for lane in lanes)
 
-    k, v = load(head), load(head + pages.kv_heads)
+    k = load_head(head)
+    if pages.latent_rank is not None:
+        return KeysAndValues(k, k[:1], None, None)
+    v = load_head(head + pages.kv_heads)
     if scales is None:
         return KeysAndValues(k, v, None, None)
     pair = plgpu.load(scales.at[page, offset, head], mask=readable, other=0)
