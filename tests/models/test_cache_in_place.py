@@ -12,9 +12,14 @@ from paged.models.registry import get_family, model_config
 from tests.models.harness import load_golden, run_step
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize(
+    ("name", "kv_dtype"),
+    [
+        *((name, dtype) for name in ("llama", "qwen3") for dtype in ("float32", "fp8", "int8")),
+        ("deepseek_v3", "float32"),
+    ],
+)
 @pytest.mark.parametrize("num_tokens", [4, 32])
-@pytest.mark.parametrize("kv_dtype", ["float32", "fp8", "int8"])
 def test_step_never_copies_pages(name, num_tokens, kv_dtype):
     config = model_config(load_golden(name)["config"])
     spec = CacheSpec(
@@ -24,6 +29,7 @@ def test_step_never_copies_pages(name, num_tokens, kv_dtype):
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         dtype=KV_DTYPES[kv_dtype],
+        latent_rank=config.latent_rank,
     )
     rows = jax.ShapeDtypeStruct((4,), jnp.int32)
     params = random_params(get_family(config.architecture).specs(config), jnp.dtype(jnp.float32))

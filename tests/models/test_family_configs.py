@@ -8,7 +8,7 @@ import pytest
 
 from paged.errors import ConfigError
 from paged.models.registry import FAMILIES
-from tests.models.test_model_config import NO_FLAG, NO_NUMBER, parse
+from tests.models.test_model_config import NO_FLAG, NO_NUMBER, YARN, parse
 
 LINEAR = {"rope_type": "linear", "factor": 8.0}
 
@@ -89,9 +89,67 @@ def test_smollm3_counts_the_layers_that_do_not_rotate(interval, rotated):
     assert parse_as("SmolLM3", no_rope_layer_interval=interval).extras.rotated == rotated
 
 
+def test_deepseek_keeps_a_row_of_a_latent_and_a_rotated_key():
+    config = parse_as("DeepseekV2")
+    assert (config.num_heads, config.num_kv_heads) == (4, 1)
+    assert (config.head_dim, config.latent_rank, config.rotary_dim) == (576, 512, 64)
+    assert config.extras.attention.query_rank == 1536
+    assert parse_as("DeepseekV2", q_lora_rank=None).extras.attention.query_rank is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "scale"),
+    [
+        ({}, 1.0),
+        ({"factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707}, 1.2608),
+        ({"factor": 40, "mscale": 1.0}, 1.0),
+        ({"factor": 0.5, "mscale_all_dim": 1.0}, 1.0),
+    ],
+)
+def test_deepseek_sharpens_attention_as_yarn_asks(changes, scale):
+    config = parse_as("DeepseekV3", rope_scaling=YARN | changes)
+    found = config.extras.attention.scale(config.rope_scaling) * 192**0.5
+    assert found == pytest.approx(scale**2, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sparse"),
+    [
+        ({}, (False, False, False, True, True)),
+        ({"first_k_dense_replace": 0}, (True,) * 5),
+        ({"first_k_dense_replace": None, "moe_layer_freq": 2}, (True, False, True, False, True)),
+        ({"first_k_dense_replace": 1, "moe_layer_freq": 2}, (False, False, True, False, True)),
+    ],
+)
+def test_deepseek_has_mixtures_after_its_first_layers(changes, sparse):
+    assert parse_as("DeepseekV3", num_hidden_layers=5, **changes).extras.sparse == sparse
+
+
+def test_deepseek_v2_chooses_by_groups_only_when_told():
+    lite = parse_as("DeepseekV2", n_group=8, topk_group=3).extras.routing
+    assert (lite.num_groups, lite.chosen_groups) == (1, 1)
+    grouped = {"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3}
+    whole = parse_as("DeepseekV2", **grouped).extras.routing
+    assert (whole.num_groups, whole.chosen_groups) == (8, 3)
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "words"),
     [
+        ("DeepseekV2", {"norm_topk_prob": True}, ["norm_topk_prob", "True"]),
+        ("DeepseekV2", {"scoring_func": "sigmoid"}, ["scoring_func", "'sigmoid'", "'softmax'"]),
+        ("DeepseekV2", {"topk_method": "noaux_tc"}, ["topk_method", "'noaux_tc'", "'greedy'"]),
+        ("DeepseekV2", {"topk_method": "group_limited_greedy"}, ["n_group"]),
+        ("DeepseekV3", {"scoring_func": "softmax"}, ["scoring_func", "'softmax'", "'sigmoid'"]),
+        ("DeepseekV3", {"topk_method": "greedy"}, ["topk_method", "'greedy'", "'noaux_tc'"]),
+        ("DeepseekV3", {"attention_bias": True}, ["attention_bias", "True"]),
+        ("DeepseekV3", {"num_key_value_heads": 2}, ["num_key_value_heads", "2", "4"]),
+        ("DeepseekV3", {"n_group": 7}, ["256 experts", "n_group 7"]),
+        ("DeepseekV3", {"n_group": 256, "topk_group": 16}, ["n_group 256", "2 or more"]),
+        ("DeepseekV3", {"topk_group": 9}, ["topk_group 9", "n_group 8"]),
+        ("DeepseekV3", {"num_experts_per_tok": 129}, ["129", "topk_group 4 groups of 32"]),
+        ("DeepseekV3", {"n_shared_experts": None}, ["n_shared_experts"]),
+        ("DeepseekV3", {"quantization_config": {"quant_method": "fp8"}}, ["quantized", "'fp8'"]),
         ("Gemma", {"hidden_act": "silu"}, ["hidden_act", "'silu'", "'gelu'"]),
         *(
             (family, {"use_bidirectional_attention": True}, ["use_bidirectional_attention", "True"])
@@ -131,6 +189,7 @@ NUMBERS = [
     *(("Granite", key) for key in ("embedding_multiplier", "attention_multiplier")),
     *(("Granite", key) for key in ("residual_multiplier", "logits_scaling")),
     *(("Cohere", key) for key in ("logit_scale", "layer_norm_eps")),
+    *(("DeepseekV3", key) for key in ("routed_scaling_factor", "kv_lora_rank", "moe_layer_freq")),
     *(("Starcoder2", "norm_epsilon"), ("Phi3", "partial_rotary_factor")),
 ]
 FLAGS = [("Cohere", "use_qk_norm"), ("Starcoder2", "use_bias")]
@@ -151,5 +210,5 @@ def test_a_value_of_another_kind_is_a_refusal(family, key, value):
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_a_configuration_is_hashable(architecture):
     """It decides what a layer is compiled for."""
-    config = parse(architectures=[architecture], num_key_value_heads=2)
-    assert len({config, parse(architectures=[architecture], num_key_value_heads=2)}) == 1
+    config = parse(architectures=[architecture], num_key_value_heads=4)
+    assert len({config, parse(architectures=[architecture], num_key_value_heads=4)}) == 1

@@ -16,6 +16,7 @@ from paged.cache import (
     as_stored,
     copy_pages,
     write_kv,
+    write_latents,
 )
 
 dtypes = pytest.mark.parametrize("dtype", ["bfloat16", "fp8", "int8"])
@@ -84,9 +85,26 @@ def test_pages_are_copied_in_every_layer(dtype: str) -> None:
         assert_equal(after, jax.tree.map(lambda x, which=which: x[which], before))
 
 
-@dtypes
-def test_bytes_per_page_count_what_is_allocated(dtype: str) -> None:
-    spec = spec_of(dtype)
+LATENTS = CacheSpec(2, 5, 4, 1, 10, KV_DTYPES["bfloat16"], latent_rank=7)
+
+
+def test_latents_are_written_and_copied_as_rows() -> None:
+    pages = Pages.zeros(LATENTS)
+    rows = jnp.arange(1, 21, dtype=jnp.float32).reshape(2, 10)
+    written = write_latents(pages, rows, jnp.asarray([13, DROPPED], jnp.int32))
+    assert (written.kv_heads, written.latent_rank) == (1, 7)
+    np.testing.assert_array_equal(written.values[3, 1, 0], rows[0])
+    assert jnp.count_nonzero(written.values) == 10, "and nothing else"
+    one = write_latents(pages, rows[:1], jnp.asarray([13], jnp.int32))
+    assert_equal(one, written)
+    copied = copy_pages(PagedKVCache((written,)), jnp.asarray([3]), jnp.asarray([4])).layers[0]
+    np.testing.assert_array_equal(copied.values[4], written.values[3])
+
+
+@pytest.mark.parametrize(
+    "spec", [*map(spec_of, ("bfloat16", "fp8", "int8")), LATENTS], ids=lambda spec: str(spec.dtype)
+)
+def test_bytes_per_page_count_what_is_allocated(spec: CacheSpec) -> None:
     arrays = jax.tree.leaves(PagedKVCache.zeros(spec))
     assert sum(array.nbytes for array in arrays) == spec.bytes_per_page * spec.num_pages
     shapes = jax.tree.leaves(PagedKVCache.shapes(spec))
