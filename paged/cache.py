@@ -90,7 +90,7 @@ class Pages:
 
     Attributes:
         values: [num_pages, page_size, 2 * Hkv, D], or [.., D / 2] of words: the key heads of a
-            token, then its value heads. Of latents [num_pages, page_size, 1, D].
+            token, then its value heads. Of latents [num_pages, page_size, D].
         scales: [num_pages, page_size, Hkv] of SCALES, by which the values of heads are to be
             multiplied; None where they stand for themselves.
         dtype: what the values are (static).
@@ -111,8 +111,8 @@ class Pages:
         """Allocate the pages of a layer, zeroed."""
         rows = spec.num_pages, spec.page_size
         if spec.latent_rank is not None:
-            row = jnp.zeros((*rows, 1, spec.head_dim), spec.dtype)
-            return cls(row, None, spec.dtype, spec.latent_rank)
+            values = jnp.zeros((*rows, spec.head_dim), spec.dtype)
+            return cls(values, None, spec.dtype, spec.latent_rank)
         words = spec.dtype.itemsize == 1
         size = spec.head_dim // 2 if words else spec.head_dim
         values = jnp.zeros((*rows, 2 * spec.num_kv_heads, size), WORD if words else spec.dtype)
@@ -150,11 +150,11 @@ def write_kv(pages: Pages, k: jax.Array, v: jax.Array, write_index: jax.Array) -
 
 def write_latents(pages: Pages, rows: jax.Array, write_index: jax.Array) -> Pages:
     """Store the rows [T, D] of T tokens in pages of latents; see `write_kv`."""
-    return _write(pages, rows[:, None], write_index)
+    return _write(pages, rows, write_index)
 
 
 def _write(pages: Pages, heads: jax.Array, write_index: jax.Array) -> Pages:
-    """Store `heads` [T, .., D] as they lie in a token's place."""
+    """Store `heads` [T, 2 * Hkv, D], or rows [T, D], as they lie in a token's place."""
     if len(write_index) == 1:
         # XLA rewrites a scatter of one row into a form that copies the whole array on CPU.
         heads = jnp.concatenate([heads, heads])

@@ -98,11 +98,12 @@ def _gather_span(pages: Pages, tables: jax.Array, span: jax.Array) -> Pages:
     """
     per_span = SPAN // pages.values.shape[1]
     entry = jnp.minimum(span * per_span + jnp.arange(per_span), tables.shape[1] - 1)
+    one_head = (1,) if pages.latent_rank is not None else ()
 
     def gather(stored: jax.Array) -> jax.Array:
         flat = stored.reshape(len(stored), -1)
         taken = jnp.take(flat, tables[:, entry], axis=0, mode="clip")
-        return jnp.swapaxes(taken.reshape(-1, SPAN, *stored.shape[2:]), 1, 2)
+        return jnp.swapaxes(taken.reshape(-1, SPAN, *one_head, *stored.shape[2:]), 1, 2)
 
     return jax.tree.map(gather, pages)
 

@@ -99,7 +99,7 @@ class Batch:
         pages: NumPy arrays.
         tables: [S, P]; slots, query_len, context_len: [R].
         kv: per row the keys and values of its sequence as pages hold them, NumPy arrays
-            [context + query, 2 * Hkv, D], or [.., 1, D] of latents.
+            [context + query, 2 * Hkv, D], or [.., D] of latents.
         sinks: [Hq], or None.
     """
 
@@ -136,8 +136,8 @@ def make_batch(shape: Shape, rows: Sequence[Row], seed: int = 0) -> Batch:
     queries = [draw(row.query, shape.heads, shape.head_dim) for row in rows]
     slots = rng.permutation(shape.num_slots)[: shape.num_rows].astype(np.int32)
     pairs = zip(keys, values, strict=True)
-    rows_of = keys if shape.latent_rank else [np.concatenate(pair, axis=1) for pair in pairs]
-    kv = [stored(shape, tokens) for tokens in rows_of]
+    latents = shape.latent_rank is not None
+    kv = [stored(shape, k[:, 0] if latents else np.concatenate([k, v], axis=1)) for k, v in pairs]
     free = iter(rng.permutation(shape.spec.num_pages - 1) + 1)
     tables = np.zeros((shape.num_slots, shape.pages_per_table), np.int32)
     pages = poisoned_pages(shape)
@@ -219,7 +219,8 @@ def expected_output(shape: Shape, batch: Batch) -> Array:
 def keys_and_values(shape: Shape, tokens: Pages) -> tuple[Array, Array]:
     """Those that stored tokens stand for, each [tokens, Hkv, elements] float64."""
     if shape.latent_rank is not None:
-        return meant(tokens), meant(tokens)[..., : shape.latent_rank]
+        rows = meant(tokens)[:, None]
+        return rows, rows[..., : shape.latent_rank]
     key, value = np.split(meant(tokens), 2, axis=1)
     return key, value
 

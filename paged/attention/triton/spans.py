@@ -230,7 +230,8 @@ def load_span(
 
     def load(head: jax.Array, lane: Lane) -> jax.Array:
         columns, exist = lane.columns
-        place = values.at[page[:, None], offset[:, None], head, columns[None, :]]
+        which = () if pages.latent_rank is not None else (head,)
+        place = values.at[(page[:, None], offset[:, None], *which, columns[None, :])]
         return plgpu.load(place, mask=readable[:, None] & exist[None, :], other=0)
 
     def load_head(head: jax.Array) -> Lanes:
