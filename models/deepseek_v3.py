@@ -1,4 +1,4 @@
-"""DeepSeek-V3 and R1: V2 whose experts count by sigmoids, and are chosen with a bias for balance."""
+"""DeepSeek-V3 and R1: V2 whose experts count by sigmoids, and are chosen with a bias."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How tokens of DeepSeek choose experts: these stand in groups, of which the best are chosen first."""
+"""How tokens of DeepSeek choose experts: first the best groups of them, then among those."""
 
 from __future__ import annotations
 

@@ -165,9 +165,7 @@ def latent_attention_specs(
         latent_norm=norm(f"{prefix}.kv_a_layernorm", shape.rank),
         key=head_rows(0, shape.plain),
         value=head_rows(shape.plain, shape.value),
-        out=linear(
-            f"{prefix}.o_proj", heads * shape.value, hidden_size, axes=("heads", None)
-        ),
+        out=linear(f"{prefix}.o_proj", heads * shape.value, hidden_size, axes=("heads", None)),
     )
 
 
@@ -184,7 +182,7 @@ def attend(
     """Attention of a layer, added to x [T, D]; see `paged.models.layers.Layer`."""
     inputs = params.inputs(rms_norm(x, params.norm, config.norm_eps))
     query, latent, key = jnp.split(inputs, (-shape.row, -shape.rotated), axis=-1)
-    if params.query is None:
+    if params.query is None or params.query_norm is None:
         q = query.reshape(len(x), config.num_heads, shape.key)
     else:
         q = params.query(rms_norm(query, params.query_norm, _NORM_EPS))

@@ -1,10 +1,12 @@
 """The paged KV cache on the device: the pages of each layer, written in place.
 
 A page holds the keys and values of `page_size` consecutive tokens of one sequence for one layer.
-Models with latent attention (DeepSeek) keep a single row for a token, whose first elements, the
-latent, are value and part of the key for all query heads. Each layer has its own arrays, so that a donated in-place write never copies a neighbour. Page 0 is
+Each layer has its own arrays, so that a donated in-place write never copies a neighbour. Page 0 is
 the null page (`paged.pool.NULL_PAGE`): page tables are padded with it and nothing reads it
 unmasked.
+
+Models with latent attention (DeepSeek) keep a single row for a token, the key for all query heads;
+its first elements, the latent, are the value too.
 
 Pages of 8 bits hold twice as much. Floats of 8 bits are rounded, and saturate where a key or value
 is beyond their range. Integers of 8 bits are a head of a token each relative to its largest
@@ -58,7 +60,7 @@ class CacheSpec:
         head_dim: elements of one head.
         dtype: element type of the pages, one of KV_DTYPES.
         latent_rank: elements of the latent, of pages that hold a single row of head_dim elements
-            for a token (num_kv_heads is 1), never in 8 bits; None where keys and values stand apart.
+            for a token (num_kv_heads is 1), never in 8 bits; None for keys and values.
     """
 
     num_layers: int
@@ -94,7 +96,7 @@ class Pages:
         scales: [num_pages, page_size, Hkv] of SCALES, by which the values of heads are to be
             multiplied; None where they stand for themselves.
         dtype: what the values are (static).
-        latent_rank: elements of the latent, None where keys and values stand apart (static).
+        latent_rank: elements of the latent; None for keys and values (static).
     """
 
     values: jax.Array

@@ -105,7 +105,14 @@ Job = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
 
 def _compile(shapes: StepShapes, key: Key, job: Job) -> Compiled:
     function, args, donated = job
-    fixed = (shapes.model, shapes.cache, shapes.buckets, shapes.max_model_len, shapes.backend)
+    fixed = (
+        shapes.model,
+        shapes.cache,
+        shapes.buckets,
+        shapes.max_model_len,
+        shapes.backend,
+        shapes.tilings,
+    )
 
     def make() -> Compiled:
         named = named_apart(function, key[0])

@@ -147,7 +147,7 @@ def _is_harmless(name: str) -> bool:
 
 
 def _further_layers(names: Iterable[str]) -> tuple[str, ...]:
-    """How names begin in layers that guess tokens further ahead (DeepSeek-V3); nothing runs them."""
+    """How names begin in layers that guess further tokens (DeepSeek-V3), which nothing runs."""
     mark = "eh_proj.weight"
     return tuple(name.removesuffix(mark) for name in names if name.endswith(f".{mark}"))
 

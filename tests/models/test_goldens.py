@@ -56,7 +56,7 @@ def test_agrees_with_transformers(golden, model):
 
 
 @pytest.mark.parametrize(
-        "name",
+    "name",
     [
         *("llama", "mistral_window", "qwen2_window", "qwen3", "qwen3_moe", "gemma3"),
         *("deepseek_v2", "deepseek_v3"),

@@ -23,6 +23,7 @@ from paged.attention import (
     latent_attention,
     paged_attention,
 )
+from paged.attention.tiling import BY_RULE, Tilings
 from paged.cache import KV_DTYPES, CacheSpec, Pages, as_stored
 
 Array = np.ndarray[Any, Any]
@@ -39,8 +40,8 @@ class Row(NamedTuple):
 class Shape:
     """What a step is compiled for: R rows, T tokens, and P pages in each of S page tables.
 
-    Pages are of `kv_dtype`, by the name that users give it, or of `dtype`. With a `latent_rank`, keys
-    are the rows of pages of latents, and values count for nothing.
+    Pages are of `kv_dtype`, by the name that users give it, or of `dtype`. With a `latent_rank`,
+    keys are the rows of pages of latents, and values count for nothing.
     """
 
     heads: int = 4
@@ -246,7 +247,7 @@ def expected_pages(shape: Shape, batch: Batch) -> Pages:
 
 
 @functools.cache
-def step(shape: Shape, backend: str, decode_only: bool) -> Any:
+def step(shape: Shape, backend: str, decode_only: bool, tilings: Tilings = BY_RULE) -> Any:
     """One layer's attention, compiled for a shape."""
 
     def run(
@@ -270,6 +271,7 @@ def step(shape: Shape, backend: str, decode_only: bool) -> Any:
             tile_size=BACKENDS[backend]().tile_size,
             decode_only=decode_only,
             backend=backend,
+            tilings=tilings,
         )
         if shape.latent_rank is not None:
             return latent_attention(q, k[:, 0], pages, meta, shape.scoring)
@@ -278,12 +280,18 @@ def step(shape: Shape, backend: str, decode_only: bool) -> Any:
     return jax.jit(run)
 
 
-def run(shape: Shape, batch: Batch, backend: str, decode_only: bool = False) -> tuple[Array, Pages]:
+def run(
+    shape: Shape,
+    batch: Batch,
+    backend: str,
+    decode_only: bool = False,
+    tilings: Tilings = BY_RULE,
+) -> tuple[Array, Pages]:
     """Output [T, heads, D] float32, and pages after the step as NumPy arrays."""
     floats = (jnp.asarray(x, shape.dtype) for x in (batch.q, batch.k, batch.v))
     # The default product of float32 on a GPU is less precise than what is tested.
     with jax.default_matmul_precision("highest"):
-        out, pages = step(shape, backend, decode_only)(
+        out, pages = step(shape, backend, decode_only, tilings)(
             *floats,
             jax.tree.map(jnp.asarray, batch.pages),
             batch.tables,
@@ -296,11 +304,17 @@ def run(shape: Shape, batch: Batch, backend: str, decode_only: bool = False) -> 
 
 
 def check(
-    shape: Shape, rows: Sequence[Row], backend: str, *, decode_only: bool = False, seed: int = 0
+    shape: Shape,
+    rows: Sequence[Row],
+    backend: str,
+    *,
+    decode_only: bool = False,
+    seed: int = 0,
+    tilings: Tilings = BY_RULE,
 ) -> None:
     """Run `rows` through a backend, and hold output and pages to what they must be."""
     batch = make_batch(shape, rows, seed)
-    out, pages = run(shape, batch, backend, decode_only)
+    out, pages = run(shape, batch, backend, decode_only, tilings)
     expected = expected_output(shape, batch)
     np.testing.assert_allclose(
         out[: len(expected)], expected, atol=shape.tolerance, rtol=shape.tolerance

@@ -21,6 +21,8 @@ pytestmark = [
 
 MIXED = Shape(heads=32, kv_heads=8, dtype="bfloat16", num_rows=64, num_tokens=512, max_len=4096)
 DECODE = dataclasses.replace(MIXED, num_tokens=64)
+# DeepSeek-V2-Lite's; the large models have 128 heads.
+LATENTS = dataclasses.replace(MIXED, heads=16, kv_heads=1, head_dim=576, latent_rank=512)
 
 
 def compiled(shape: Shape, backend: str = "triton") -> jax.stages.Compiled:
@@ -53,6 +55,21 @@ def test_pages_are_updated_in_place_and_nothing_loops_over_the_host(
     assert memory is not None
     assert memory.temp_size_in_bytes < shape.spec.num_pages * shape.spec.bytes_per_page // 8
     text = program.as_text()
+    assert text is not None
+    assert "paged_decode" in text
+    assert " while(" not in text
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize("num_tokens", [64, 512], ids=["decode", "mixed"])
+def test_latents_are_updated_in_place_and_read_without_spilling(
+    heads: int, num_tokens: int
+) -> None:
+    shape = dataclasses.replace(LATENTS, heads=heads, num_tokens=num_tokens)
+    program = compiled(shape, "mosaic")
+    memory, text = program.memory_analysis(), program.as_text()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < shape.spec.num_pages * shape.spec.bytes_per_page // 4
     assert text is not None
     assert "paged_decode" in text
     assert " while(" not in text

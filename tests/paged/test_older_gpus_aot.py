@@ -69,8 +69,10 @@ def check(gpu: aot.Gpu, shape: Shape) -> None:
         dataclasses.replace(MIXED, head_dim=128, kv_dtype="int8"),
         dataclasses.replace(MIXED, head_dim=128, kv_dtype="fp8_e5m2"),
         dataclasses.replace(MIXED, heads=64, window=128, sinks=True),
+        dataclasses.replace(MIXED, heads=16, kv_heads=1, head_dim=576, latent_rank=512),
+        dataclasses.replace(MIXED, heads=128, kv_heads=1, head_dim=576, latent_rank=512),
     ],
-    ids=["bfloat16", "float16", "float32", "int8", "fp8_e5m2", "gpt-oss"],
+    ids=["bfloat16", "float16", "float32", "int8", "fp8_e5m2", "gpt-oss", "Lite", "DeepSeek"],
 )
 def test_attention_compiles(gpu: aot.Gpu, shape: Shape) -> None:
     check(gpu, shape)

@@ -17,19 +17,18 @@ from jax.experimental.pallas import triton as plgpu
 
 from paged.attention.metadata import AttentionMetadata
 from paged.attention.scoring import LOG2_E, MASKED, Scoring
+from paged.attention.tiling import Heads, TritonDecode
 from paged.attention.triton import spans
 from paged.attention.triton.spans import Spec
 from paged.attention.triton.worklist import work_list
 from paged.cache import Pages
 from paged.kernels import Ref
 
-# Programs that a batch is cut into if it has fewer rows: about four per multiprocessor of a large
-# GPU. Twice as many cost 3 to 15 % more to merge than they save (H200).
-_PROGRAMS = 512
 # The merge holds all parts of a row in registers, of so many elements at a time.
 _MAX_PARTS, _MERGED = 128, 256
-# Query heads of a program: tensor cores take no fewer, and with more the registers spill.
-_MEMBERS = 16
+# Query heads of a program: tensor cores take no fewer, and with more the registers spill. A latent
+# may be shared by far more, and each program reads it again.
+_MEMBERS, _MEMBERS_OF_LATENT = 16, 32
 
 
 def decode_attention(
@@ -41,7 +40,10 @@ def decode_attention(
     sinks: jax.Array | None,
 ) -> jax.Array:
     """See `paged.attention.DecodeAttention`."""
-    attention = functools.partial(_decode, scoring=scoring)
+    tiling = meta.tilings.of_decode(len(q))
+    if not isinstance(tiling, TritonDecode):
+        tiling = TritonDecode.default(Heads.of(q, pages))
+    attention = functools.partial(_decode, scoring=scoring, tiling=tiling)
     return spans.for_platform(attention, q, pages, lengths, meta, sinks)
 
 
@@ -53,21 +55,23 @@ def _decode(
     sinks: jax.Array | None,
     *,
     scoring: Scoring,
+    tiling: TritonDecode,
     interpret: bool,
 ) -> jax.Array:
-    num_rows, num_heads, head_dim = q.shape
+    num_rows, num_heads, _ = q.shape
     kv_heads = pages.kv_heads
-    spec = spans.make_spec(q, pages, scoring, interpret)
-    max_parts = min(max(pl.next_power_of_2(_PROGRAMS // kv_heads), 1), _MAX_PARTS)
+    spec = spans.make_spec(q, pages, scoring, tiling.span, interpret)
+    max_parts = min(max(pl.next_power_of_2(tiling.programs // kv_heads), 1), _MAX_PARTS)
     work = work_list(lengths, scoring.window, max_parts, spec.span)
     num_items = work.items.shape[0]
-    warps = 8 if head_dim * q.dtype.itemsize > 512 else 4
+    shared = pages.latent_rank is not None and spec.group > _MEMBERS and q.dtype.itemsize == 2
+    members = _MEMBERS_OF_LATENT if shared else _MEMBERS
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     inputs = q, pages, meta.page_tables, meta.slots, work.items, sinks
     out, parts, log_sums = pl.pallas_call(
-        functools.partial(_part_kernel, spec=spec),
+        functools.partial(_part_kernel, members=members, spec=spec),
         name="paged_decode",
-        grid=(kv_heads * pl.cdiv(spec.group, _MEMBERS), num_items),
+        grid=(kv_heads * pl.cdiv(spec.group, members), num_items),
         in_specs=jax.tree.map(lambda _: anywhere, inputs),
         out_specs=[anywhere] * 3,
         out_shape=[
@@ -75,7 +79,7 @@ def _decode(
             jax.ShapeDtypeStruct((num_items, num_heads, spec.value_dim), jnp.float32),
             jax.ShapeDtypeStruct((num_items, num_heads), jnp.float32),
         ],
-        compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=3),
+        compiler_params=plgpu.CompilerParams(num_warps=tiling.warps, num_stages=tiling.stages),
         interpret=interpret,
     )(*inputs)
     merged = min(pl.next_power_of_2(spec.value_dim), _MERGED)
@@ -104,6 +108,7 @@ def _part_kernel(
     parts_ref: Ref,
     log_sums_ref: Ref,
     *,
+    members: int,
     spec: Spec,
 ) -> None:
     """One part of one row for one key/value head, in a grid of [Hkv * pieces of a group, W].
@@ -113,8 +118,8 @@ def _part_kernel(
     """
     item = pl.program_id(1)
     row, begin, end, parts = (items_ref[item, field] for field in range(4))
-    head, first_member = spans.head_of(pl.program_id(0), _MEMBERS, spec)
-    member = first_member + jnp.arange(_MEMBERS)
+    head, first_member = spans.head_of(pl.program_id(0), members, spec)
+    member = first_member + jnp.arange(members)
     heads = head * spec.group + member
     exist = member < spec.group
 
@@ -134,7 +139,7 @@ def _part_kernel(
             # Each part counts its share of the sink, so that all together count it once.
             sink = plgpu.load(sinks_ref.at[heads], mask=exist, other=0.0)
             sink = sink * LOG2_E - jnp.log2(parts.astype(jnp.float32))
-        running = spans.start(_MEMBERS, sink, spec)
+        running = spans.start(members, sink, spec)
         running = lax.fori_loop(0, pl.cdiv(end - begin, spec.span), step, running)
         out, log_sum = spans.finish(running)
         several = parts > 1
@@ -156,7 +161,8 @@ def _merge_kernel(
 ) -> None:
     """Average the parts of one row for one query head by their sums, in a grid of [Hq, M, ..].
 
-    The last axis is of `merged` elements each. `out` is `finished` in place, where the rows of one part are done already.
+    The last axis is of `merged` elements each. `out` is `finished` in place, where the rows of one
+    part are done already.
     """
     del finished_ref
     head, merge = pl.program_id(0), pl.program_id(1)

@@ -82,7 +82,6 @@ class Spec:
         group: query heads that share one key/value head (G).
         page_size: tokens a page holds.
         span: positions read at a time, a power of two.
-        max_queries: rows (tokens times heads) of a tile of queries, a power of two.
         scoring: see there.
         keys, values: the lanes of a key (and of its query), and of a value (and of an output).
         dtype, precision: of the operands of products, whose sums are float32.
@@ -92,7 +91,6 @@ class Spec:
     group: int
     page_size: int
     span: int
-    max_queries: int
     scoring: Scoring
     keys: tuple[Lane, ...]
     values: tuple[Lane, ...]
@@ -119,27 +117,20 @@ def for_platform(attention: Callable[..., jax.Array], *operands: Any) -> jax.Arr
     )
 
 
-def make_spec(q: jax.Array, pages: Pages, scoring: Scoring, interpret: bool) -> Spec:
+def make_spec(q: jax.Array, pages: Pages, scoring: Scoring, span: int, interpret: bool) -> Spec:
     """The constants of a kernel for queries [.., Hq, D] over pages (see `load_span`).
 
-    Tiles are as large as they are fast without spilling registers: products of float32 keep their
-    precision through three products of its parts, and want four times the registers. Values of 8
-    bits want some to be taken apart. Rows of latents are wide, but most of them is read once for
-    keys and values.
+    Products of float32 keep their precision through three products of its parts.
     """
     head_dim, page_size = q.shape[-1], pages.values.shape[1]
     keys, values = _lanes(head_dim, pages)
     narrow, wide = pages.dtype.itemsize == 1, q.dtype.itemsize > 2
-    # Tensor cores take no fewer than 16 rows.
-    rows = max((2048 if wide else 16384) // pl.next_power_of_2(pages.latent_rank or head_dim), 16)
-    queries = min(rows, 32 if wide else 128)
     # The interpreter leaves products to XLA, which knows no such algorithm on a CPU.
     split = lax.Precision.HIGHEST if interpret else lax.DotAlgorithmPreset.TF32_TF32_F32_X3
     return Spec(
         group=q.shape[1] // pages.kv_heads,
         page_size=page_size,
-        span=min(rows, 32 if wide else 64),
-        max_queries=queries // 2 if narrow and not wide else queries,
+        span=span,
         scoring=scoring,
         keys=keys,
         values=values,
