@@ -39,7 +39,8 @@ class EngineConfig:
     ] = option(
         "auto",
         "Element type of the KV cache; auto is that of the weights. fp8 (e4m3 unless said "
-        "otherwise) and int8 hold about twice the tokens of 16 bits, less precisely.",
+        "otherwise) and int8 hold about twice the tokens of 16 bits, less precisely; not for the "
+        "latents of DeepSeek.",
     )
     max_model_len: int | None = option(
         None,
