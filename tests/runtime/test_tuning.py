@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from paged.attention.tuning.search import Tiling
 from paged.attention.tuning.workloads import Case
 from paged.cache import CacheSpec
 from paged.models.registry import get_family, model_config
-from paged.runtime import tuning
+from paged.runtime import programs, tuning
 from paged.runtime.buckets import Buckets
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
@@ -179,6 +180,15 @@ def test_a_gpu_whose_clock_fails_goes_by_the_rule(
     assert "not tuned, and goes by its rule: no attention kernel could be timed" in caplog.text
     assert "CUPTI saw no kernel" in caplog.text
     assert list(folder.glob("*.tilings")) == []
+
+
+def test_programs_depend_on_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(programs, "load_or_compile", lambda what, make: asked.append(repr(what)))
+    for found in (BY_RULE, Tilings(((1, DECODE),))):
+        shapes = replace(shapes_of(), tilings=found)
+        programs._compile(shapes, ("copy_pages",), (lambda: None, (), ()))
+    assert len(set(asked)) == 2
 
 
 def test_a_time_below_zero_is_refused() -> None:
