@@ -20,8 +20,8 @@ from paged.attention.tuning.workloads import Case, Layer
 
 logger = logging.getLogger(__name__)
 
-# Compiling takes nearly all the time there is, timing a few milliseconds each.
-_SHARE_TO_COMPILE = 0.75
+# Compiling takes most of the time there is; timing is a few milliseconds each, but one by one.
+_SHARE_TO_COMPILE = 0.7
 # How much faster than the rule's tiling another must be to be preferred: what noise does not do.
 _GAIN = 1.02
 
