@@ -35,6 +35,11 @@ _DIGEST_SIZE = hashlib.sha256().digest_size
 _SECONDS_UNUSED = 30 * 24 * 3600
 
 
+def keeps_programs() -> bool:
+    """Whether there is a folder for them."""
+    return jax.config.jax_compilation_cache_dir is not None
+
+
 def load_or_compile(what: Any, make: Callable[[], Compiled]) -> Compiled:
     """The program that `make` compiles, from disk if it is there, else made and put there.
 
@@ -43,11 +48,10 @@ def load_or_compile(what: Any, make: Callable[[], Compiled]) -> Compiled:
             must tell it from every other.
         make: compiles it, from a function that was `named_apart`.
     """
-    folder = jax.config.jax_compilation_cache_dir
-    if folder is None:
+    if not keeps_programs():
         return make()
     name = hashlib.sha256(f"{_environment()}\n{what!r}".encode()).hexdigest()
-    path = Path(folder) / f"{name}.program"
+    path = Path(jax.config.jax_compilation_cache_dir) / f"{name}.program"
     return _load(path) or _keep(make(), path)
 
 
