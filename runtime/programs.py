@@ -86,11 +86,17 @@ def step_memory(shapes: StepShapes, params: Any) -> int:
 
 
 def abstract(tree: Any) -> Any:
-    """The shapes, dtypes and shardings of a pytree's arrays."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)),
-        tree,
-    )
+    """The shapes and dtypes of a pytree's arrays, and how they are shared among devices.
+
+    On one device there is nothing to share: the same whether the arrays exist yet or not.
+    """
+
+    def shape_of(x: Any) -> jax.ShapeDtypeStruct:
+        sharding = getattr(x, "sharding", None)
+        shared = sharding is not None and len(sharding.device_set) > 1
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding if shared else None)
+
+    return jax.tree.map(shape_of, tree)
 
 
 def _report(program: Compiled) -> Any:
