@@ -18,8 +18,8 @@ import pickle
 import platform
 import secrets
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -38,6 +38,20 @@ _SECONDS_UNUSED = 30 * 24 * 3600
 def keeps_programs() -> bool:
     """Whether there is a folder for them."""
     return jax.config.jax_compilation_cache_dir is not None
+
+
+@contextmanager
+def kept_once() -> Iterator[None]:
+    """Here JAX's own cache takes nothing. It would write every program once more, and Python, which
+    lowers the next ones, stands still while a program is made into bytes.
+    """
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = jax.config.values[name]
+    jax.config.update(name, float("inf"))
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
 
 
 def load_or_compile(what: Any, make: Callable[[], Compiled]) -> Compiled:
@@ -104,13 +118,11 @@ def _keep(program: Compiled, path: Path) -> Compiled:
 
 
 def _tidy(folder: Path) -> None:
-    """Forget programs that nobody has used for long, and what JAX's cache keeps of ours in vain."""
+    """Forget programs that nobody has used for long."""
     for program in folder.glob("*.program"):
         with suppress(FileNotFoundError):  # another process tidies too
             if time.time() - program.stat().st_mtime > _SECONDS_UNUSED:
                 program.unlink()
-    for copy in folder.glob("jit_paged_*-cache"):
-        copy.unlink(missing_ok=True)
 
 
 def _digest(path: Path, content: bytes) -> bytes:

@@ -19,7 +19,12 @@ from jax.stages import Compiled, Lowered
 from paged.cache import PagedKVCache, copy_pages
 from paged.models.loading.progress import progress
 from paged.runtime.buckets import Bucket
-from paged.runtime.program_store import keeps_programs, load_or_compile, named_apart
+from paged.runtime.program_store import (
+    keeps_programs,
+    kept_once,
+    load_or_compile,
+    named_apart,
+)
 from paged.runtime.sampler import SamplingMode, load_history, load_rules
 from paged.runtime.steps import (
     COPY_ROOM,
@@ -113,12 +118,15 @@ Job = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
 def _compiler(shapes: StepShapes) -> Iterator[Callable[[Key, Job], Future[Compiled]]]:
     """Compiles what it is handed, many at a time; waits for all of it at the end.
 
-    Tracing and lowering are Python, and for all programs together take as long as the rest on many
-    cores. So one thread alone does both, not slowed by others that would, and those that compile
-    stand back for it.
+    Tracing and lowering are Python, and for all programs together take as long as the rest does on
+    many cores. So one thread alone does both, and those that compile stand back for it.
     """
     cores = max(2, os.cpu_count() or 2)
-    with ThreadPoolExecutor(1) as lowering, ThreadPoolExecutor(cores, "", _stand_back) as compiling:
+    with (
+        kept_once(),
+        ThreadPoolExecutor(1) as lowering,
+        ThreadPoolExecutor(cores, initializer=_stand_back) as compiling,
+    ):
 
         def submit(key: Key, job: Job) -> Future[Compiled]:
             return compiling.submit(_compile, shapes, key, job, lowering)

@@ -13,7 +13,7 @@ import pytest
 from jax.stages import Compiled
 
 from paged.runtime.compiles import use_compile_cache
-from paged.runtime.program_store import load_or_compile, named_apart
+from paged.runtime.program_store import kept_once, load_or_compile, named_apart
 from paged.runtime.steps import SlotState
 
 
@@ -186,4 +186,12 @@ def test_what_is_of_no_use_is_forgotten(folder: Path) -> None:
     load_or_compile("newest", make)
     assert not old.exists()
     assert len(list(folder.glob("*.program"))) == 2
-    assert not list(folder.glob("jit_paged_*"))
+
+
+def test_a_program_is_written_once(folder: Path) -> None:
+    with kept_once():
+        load_or_compile("it", Maker())
+    assert len(list(folder.glob("*.program"))) == 1
+    assert not list(folder.glob("jit_*"))
+    jax.jit(lambda x: x + 3)(jnp.zeros(3))
+    assert any(folder.glob("jit_*")), "JAX's own cache keeps what others compile, as before"
