@@ -24,9 +24,7 @@ from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
 from paged.runtime.steps import StepShapes
-from tests.runtime.test_program_store import folder, half, with_a_hole
-
-__all__ = ["folder"]
+from tests.runtime.test_program_store import half, with_a_hole
 
 GPU: Any = SimpleNamespace(platform="gpu", device_kind="NVIDIA Test")
 BF16 = jnp.dtype(jnp.bfloat16)
@@ -187,7 +185,8 @@ def test_programs_depend_on_what_was_found(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(programs, "load_or_compile", lambda what, make: asked.append(repr(what)))
     for found in (BY_RULE, Tilings(((1, DECODE),))):
         shapes = replace(shapes_of(), tilings=found)
-        programs._compile(shapes, ("copy_pages",), (lambda: None, (), ()))
+        with programs._compiler(shapes) as submit:
+            submit(("copy_pages",), (lambda: None, (), ())).result()
     assert len(set(asked)) == 2
 
 
