@@ -18,8 +18,8 @@ import pickle
 import platform
 import secrets
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -36,6 +36,25 @@ KINDS = ("program", "tilings")
 
 _DIGEST_SIZE = hashlib.sha256().digest_size
 _SECONDS_UNUSED = 30 * 24 * 3600
+
+
+def keeps_programs() -> bool:
+    """Whether there is a folder for them."""
+    return jax.config.jax_compilation_cache_dir is not None
+
+
+@contextmanager
+def kept_once() -> Iterator[None]:
+    """Here JAX's own cache takes nothing. It would write every program once more, and Python, which
+    lowers the next ones, stands still while a program is made into bytes.
+    """
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = jax.config.values[name]
+    jax.config.update(name, float("inf"))
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
 
 
 def load_or_compile(what: Any, make: Callable[[], Compiled]) -> Compiled:
@@ -118,13 +137,11 @@ def keep(path: Path, content: bytes) -> None:
 
 
 def _tidy(folder: Path) -> None:
-    """Forget what nobody has used for long, and what JAX's cache keeps of ours in vain."""
+    """Forget what nobody has used for long."""
     for kept in (path for kind in KINDS for path in folder.glob(f"*.{kind}")):
         with suppress(FileNotFoundError):  # another process tidies too
             if time.time() - kept.stat().st_mtime > _SECONDS_UNUSED:
                 kept.unlink()
-    for copy in folder.glob("jit_paged_*-cache"):
-        copy.unlink(missing_ok=True)
 
 
 def _digest(path: Path, content: bytes) -> bytes:

@@ -26,7 +26,7 @@ from paged.attention.tuning.search import fastest, num_candidates, search
 from paged.attention.tuning.timer import POOL_BYTES, GpuTimer
 from paged.attention.tuning.workloads import Case, Layer, cases
 from paged.models.loading.progress import progress as report
-from paged.runtime.program_store import keep, path_for
+from paged.runtime.program_store import keep, kept_once, path_for
 from paged.runtime.steps import StepShapes
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,8 @@ def _find(
     try:
         timer = GpuTimer(layer, min(POOL_BYTES, memory // _PART_FOR_POOL))
         try:
-            with report(total, "Tuning attention", " programs", show=progress) as advance:
+            bar = report(total, "Tuning attention", " programs", show=progress)
+            with kept_once(), bar as advance:
                 found = search(layer, steps, timer, seconds=seconds, advance=advance)
         finally:
             timer.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,15 +18,13 @@ from paged.attention.tuning.search import Tiling
 from paged.attention.tuning.workloads import Case
 from paged.cache import CacheSpec
 from paged.models.registry import get_family, model_config
-from paged.runtime import tuning
+from paged.runtime import programs, tuning
 from paged.runtime.buckets import Buckets
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
 from paged.runtime.steps import StepShapes
-from tests.runtime.test_program_store import folder, half, with_a_hole
-
-__all__ = ["folder"]
+from tests.runtime.test_program_store import half, with_a_hole
 
 GPU: Any = SimpleNamespace(platform="gpu", device_kind="NVIDIA Test")
 BF16 = jnp.dtype(jnp.bfloat16)
@@ -179,6 +178,16 @@ def test_a_gpu_whose_clock_fails_goes_by_the_rule(
     assert "not tuned, and goes by its rule: no attention kernel could be timed" in caplog.text
     assert "CUPTI saw no kernel" in caplog.text
     assert list(folder.glob("*.tilings")) == []
+
+
+def test_programs_depend_on_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(programs, "load_or_compile", lambda what, make: asked.append(repr(what)))
+    for found in (BY_RULE, Tilings(((1, DECODE),))):
+        shapes = replace(shapes_of(), tilings=found)
+        with programs._compiler(shapes) as submit:
+            submit(("copy_pages",), (lambda: None, (), ())).result()
+    assert len(set(asked)) == 2
 
 
 def test_a_time_below_zero_is_refused() -> None:

@@ -20,9 +20,10 @@ from paged.attention.tiling import (
     TritonPrefill,
 )
 
-# Programs of a multiprocessor, and KiB of the ring of each: together what is on its way.
+# Programs of a multiprocessor, and KiB of the ring of each: together what is on its way. Of its
+# 227 KiB of shared memory something is left for queries and output.
 _RINGS = ((2, 64), (1, 64), (1, 128), (2, 48), (3, 48), (2, 96), (1, 192), (1, 96), (3, 64))
-_MOSAIC_MEMORY = 208 * 1024
+_ROOM_FOR_RINGS = 208 * 1024
 # With all of what Triton has to offer a search on Hopper would take twice as long.
 _OF_TRITON_ON_HOPPER = 3
 
@@ -44,7 +45,7 @@ def _mosaic_decode(heads: Heads) -> list[DecodeTiling]:
     found: dict[tuple[int, int], DecodeTiling] = {}
     for residents, kib in _RINGS:
         buffers = max(kib * 1024 // buffer, 3)
-        if residents * buffers * buffer <= _MOSAIC_MEMORY:
+        if residents * buffers * buffer <= _ROOM_FOR_RINGS:
             found.setdefault((residents, buffers), MosaicDecode(residents, kib * 1024))
     return list(found.values())
 

@@ -20,8 +20,8 @@ from paged.attention.tuning.workloads import Case, Layer
 
 logger = logging.getLogger(__name__)
 
-# Compiling takes nearly all the time there is, timing a few milliseconds each.
-_SHARE_TO_COMPILE = 0.75
+# Compiling takes most of the time there is; timing is a few milliseconds each, but one by one.
+_SHARE_TO_COMPILE = 0.7
 # How much faster than the rule's tiling another must be to be preferred: what noise does not do.
 _GAIN = 1.02
 
@@ -121,13 +121,12 @@ def _one_line(error: BaseException) -> str:
 
 
 def fastest(layer: Layer, found: Found) -> Tilings:
-    """The best tiling of each case."""
+    """The best tiling of each case; the rule's own where none was timed."""
     decode: list[tuple[int, Any]] = []
     prefill: list[tuple[int, Any]] = []
     for case, timed in sorted(found.items(), key=lambda item: item[0].size):
-        if timed:
-            entries = decode if case.decode else prefill
-            entries.append((case.size, _best(timed, case.candidates(layer)[0])))
+        entries = decode if case.decode else prefill
+        entries.append((case.size, _best(timed, case.candidates(layer)[0])))
     return Tilings(_joined(decode), _joined(prefill))
 
 
@@ -138,7 +137,7 @@ def _best(timed: dict[Tiling, tuple[float, ...]], by_rule: Tiling) -> Tiling:
         times = timed[tiling]
         return sum(map(math.log, times)) / len(times)
 
-    best = min(timed, key=score)
+    best = min(timed, key=score, default=by_rule)
     if by_rule in timed and score(by_rule) - score(best) < math.log(_GAIN):
         return by_rule
     return best

@@ -92,13 +92,13 @@ def program_of(
     vector = jax.ShapeDtypeStruct((case.rows,), jnp.int32)
     table = jax.ShapeDtypeStruct(_table_shape(layer, case), jnp.int32)
     pages = jax.eval_shape(lambda: Pages.zeros(layer.cache))
-    function = functools.partial(paged_candidate, layer=layer, case=case, tilings=tilings)
+    function = functools.partial(_candidate, layer=layer, case=case, tilings=tilings)
     tables = [table] * num_calls(layer, case)
     args = (_queries(layer, case), pages, tables, vector, vector)
-    return functools.update_wrapper(function, paged_candidate), args
+    return function, args
 
 
-def paged_candidate(
+def _candidate(
     q: jax.Array,
     pages: Pages,
     tables: list[jax.Array],
@@ -109,11 +109,7 @@ def paged_candidate(
     case: Case,
     tilings: Tilings,
 ) -> list[jax.Array]:
-    """Attention over each of several page tables; what depends on the step alone is done once.
-
-    The name is one of those that JAX's own cache of programs does not keep for long (see
-    `paged.runtime.program_store`).
-    """
+    """Attention over each of several page tables; what depends on the step alone is done once."""
     meta = attention_metadata(
         tables[0],
         jnp.arange(case.rows, dtype=jnp.int32),
