@@ -125,10 +125,13 @@ def left_to_others(backend: str, q: jax.ShapeDtypeStruct, pages: Pages) -> list[
         return []
     from paged.attention.mosaic import decode, prefill
 
-    if reason := prefill.obstacle(q, pages):
-        return [f"attention runs by triton, not by mosaic: {reason}"]
-    if reason := decode.obstacle(q, pages):
-        return [f"attention of decode steps runs by triton, not by mosaic: {reason}"]
+    of_prompts, of_decoding = prefill.obstacle(q, pages), decode.obstacle(q, pages)
+    if of_prompts and of_decoding:
+        return [f"attention runs by triton, not by mosaic: {of_prompts}"]
+    if of_prompts:
+        return [f"attention of prompts runs by triton, not by mosaic: {of_prompts}"]
+    if of_decoding:
+        return [f"attention of decode steps runs by triton, not by mosaic: {of_decoding}"]
     return []
 
 

@@ -87,9 +87,8 @@ class MosaicDecode:
 
     @classmethod
     def default(cls, heads: Heads) -> MosaicDecode:
-        """The same for all heads."""
-        del heads
-        return cls()
+        """The same for all heads; of latents, shared memory holds one program's spans."""
+        return cls() if heads.latent_rank is None else cls(residents=1)
 
 
 @dataclass(frozen=True)

@@ -102,8 +102,10 @@ def test_the_mosaic_kernel_lowers(shape: Shape) -> None:
         dataclasses.replace(DECODE, heads=48, kv_heads=3, head_dim=256, page_size=128),
         dataclasses.replace(DECODE, heads=64, window=128, sinks=True),
         dataclasses.replace(DECODE, heads=8, kv_heads=4, head_dim=256, window=100, soft_cap=9.0),
+        dataclasses.replace(LATENTS, num_tokens=64),
+        dataclasses.replace(LATENTS, num_tokens=1, num_rows=1, page_size=8, dtype="float16"),
     ],
-    ids=["64", "128", "SmolLM2", "192", "256", "gpt-oss", "Gemma"],
+    ids=["64", "128", "SmolLM2", "192", "256", "gpt-oss", "Gemma", "DeepSeek", "DeepSeek of 8"],
 )
 def test_the_mosaic_decode_kernels_do_not_spill(
     shape: Shape, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -86,6 +86,14 @@ def test_decode_of_a_window_with_sinks_and_a_soft_cap() -> None:
     check(shape, LENGTHS, "interpreted", decode_only=True)
 
 
+@pytest.mark.parametrize("page_size", [8, 16, 128])
+def test_decode_of_latents(page_size: int) -> None:
+    shape = dataclasses.replace(
+        DECODE, heads=5, kv_heads=1, head_dim=192, latent_rank=128, page_size=page_size
+    )
+    check(shape, LENGTHS, "interpreted", decode_only=True)
+
+
 def test_chunks_see_their_context_and_themselves() -> None:
     check(SHAPE, MIXED, "interpreted")
 

@@ -28,9 +28,10 @@ class Spec:
         columns: the group padded to a multiple of 8 (N).
         kv_heads: key/value heads (Hkv).
         head_dim: elements of a head (D).
+        latent_rank: elements of the latent of a row, see `paged.cache.Pages`; or None.
         page_size: tokens a page holds.
         pages_per_table: P.
-        buffers: those of the ring; keys and values take turns in them.
+        buffers: those of the ring; keys and values, if there are both, take turns in them.
         programs: those that share the work of the same head.
         scoring: see `Scoring`.
         dtype: of queries, pages and output.
@@ -41,6 +42,7 @@ class Spec:
     columns: int
     kv_heads: int
     head_dim: int
+    latent_rank: int | None
     page_size: int
     pages_per_table: int
     buffers: int
@@ -48,6 +50,16 @@ class Spec:
     scoring: Scoring
     dtype: jnp.dtype
     interpreted: bool
+
+    @property
+    def value_dim(self) -> int:
+        """Elements of a value."""
+        return self.latent_rank or self.head_dim
+
+    @property
+    def kinds(self) -> int:
+        """Buffers of a span: keys and values have each their own, latents are both."""
+        return 1 if self.latent_rank is not None else 2
 
     @property
     def copies(self) -> int:
@@ -62,7 +74,7 @@ class Spec:
         return jnp.pad(x, padding)
 
 
-# Output [D, N], maximum [N] and sums [span, N] of the softmax so far, in powers of two.
+# Output [elements, N], maximum [N] and sums [span, N] of the softmax so far, in powers of two.
 Running = tuple[jax.Array, jax.Array, jax.Array]
 # Of what has a query head in each column.
 COLUMN = plgpu.Layout.WGMMA.reduce(0)
@@ -77,7 +89,7 @@ def start(head: jax.Array, item: Item, sinks_ref: Ref | None, spec: Spec) -> Run
     """The softmax over nothing, or over the sinks where the item begins a row."""
     shape = (SPAN, spec.columns)
     out = plgpu.layout_cast(
-        jnp.zeros((spec.head_dim, spec.columns), jnp.float32), plgpu.Layout.WGMMA
+        jnp.zeros((spec.value_dim, spec.columns), jnp.float32), plgpu.Layout.WGMMA
     )
     maximum = plgpu.layout_cast(jnp.full(spec.columns, LOWEST, jnp.float32), COLUMN)
     if sinks_ref is None:
@@ -108,7 +120,7 @@ def softmax(
 
 
 def accumulate(running: Running, values: Ref, weights: Ref, spec: Spec) -> Running:
-    """Add the weighted values [span, D]."""
+    """Add the weighted values [span, elements]."""
     out, maximum, sums = running
     if spec.interpreted:  # knows no accumulator that starts with a value
         left, right = (ref[...].astype(jnp.float32) for ref in (values, weights))

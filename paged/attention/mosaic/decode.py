@@ -46,6 +46,8 @@ _COMPUTER, _MEMORY = range(2)  # warpgroups
 _WARPS = 4
 # With more query heads for each key/value head the registers of two programs do not suffice.
 _MAX_GROUP = 16
+# Elements of a row with a latent: of longer ones, two spans do not fit into shared memory.
+_LONGEST_ROW = 576
 # Elements of a head that a program merges, as many as a matrix has rows, and the most parts that it
 # reads at a time: as many as there are registers for.
 _MERGED, _MAX_AT_ONCE = 64, 16
@@ -72,7 +74,16 @@ def obstacle(q: jax.Array | jax.ShapeDtypeStruct, pages: Pages) -> str | None:
     group = q.shape[1] // pages.kv_heads
     if group > _MAX_GROUP:
         return f"it takes up to {_MAX_GROUP} query heads for each key/value head, not {group}"
-    return prefill.obstacle(q, pages)
+    return prefill.obstacle(q, pages) if pages.latent_rank is None else _latent_obstacle(q, pages)
+
+
+def _latent_obstacle(q: jax.Array | jax.ShapeDtypeStruct, pages: Pages) -> str | None:
+    sizes = q.shape[-1], pages.latent_rank
+    if pages.dtype != q.dtype or q.dtype.itemsize != 2:
+        return f"it takes latents and queries alike in 16 bits, not {pages.dtype} and {q.dtype}"
+    if any(size % 64 for size in sizes) or sizes[0] > _LONGEST_ROW:
+        return f"it takes rows and latents of 64, 128, ... {_LONGEST_ROW} elements, not {sizes}"
+    return None
 
 
 def mosaic_decode(
@@ -87,7 +98,7 @@ def mosaic_decode(
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> jax.Array:
     """The kernels alone; `interpret` runs them on a CPU."""
-    num_rows, num_heads, head_dim = q.shape
+    num_rows, num_heads, _ = q.shape
     spec = _make_spec(q, pages, meta, scoring, tiling, interpret is not None)
     if sinks is not None:
         sinks = spec.by_columns(sinks[:, None])[..., 0]
@@ -102,12 +113,12 @@ def mosaic_decode(
         ),
         interpret=interpret,
     )
-    parts_shape = (2 * spec.programs, spec.kv_heads, head_dim, spec.columns)
+    parts_shape = (2 * spec.programs, spec.kv_heads, spec.value_dim, spec.columns)
     out, parts, log_sums = kernel(
         functools.partial(_part_kernel, spec=spec),
         kernel_name="paged_decode",
         out_type=[
-            jax.ShapeDtypeStruct((num_rows, num_heads, head_dim), q.dtype),
+            jax.ShapeDtypeStruct((num_rows, num_heads, spec.value_dim), q.dtype),
             jax.ShapeDtypeStruct(parts_shape, jnp.float32),
             jax.ShapeDtypeStruct((*parts_shape[:2], spec.columns), jnp.float32),
         ],
@@ -128,7 +139,7 @@ def mosaic_decode(
     kernel(
         functools.partial(_merge_kernel, spec=spec),
         kernel_name="paged_decode_merge",
-        grid=(spec.programs, spec.kv_heads, head_dim // _MERGED),
+        grid=(spec.programs, spec.kv_heads, spec.value_dim // _MERGED),
         grid_names=("program", "head", "chunk"),
         scratch_types=[plgpu.SMEM((spec.columns, _MERGED), q.dtype)],
     )(parts, log_sums, work.cuts, out_ref)
@@ -143,16 +154,18 @@ def _make_spec(
     tiling: MosaicDecode,
     interpreted: bool,
 ) -> Spec:
-    _, page_size, _, head_dim = pages.values.shape
+    page_size, head_dim = pages.values.shape[1], q.shape[-1]
     group = q.shape[1] // pages.kv_heads
+    fewest = 3 if pages.latent_rank is None else 2
     return Spec(
         group=group,
         columns=pl.cdiv(group, 8) * 8,
         kv_heads=pages.kv_heads,
         head_dim=head_dim,
+        latent_rank=pages.latent_rank,
         page_size=page_size,
         pages_per_table=meta.page_tables.shape[1],
-        buffers=max(tiling.ring // (SPAN * head_dim * q.dtype.itemsize), 3),
+        buffers=max(tiling.ring // (SPAN * head_dim * q.dtype.itemsize), fewest),
         programs=max(MULTIPROCESSORS * tiling.residents // pages.kv_heads, 1),
         scoring=scoring,
         dtype=q.dtype,
@@ -165,9 +178,9 @@ class _Shared(NamedTuple):
 
     Attributes:
         q: [2, N, D], the queries of this item and the next.
-        ring: [buffers, span, D], keys and values by turns.
+        ring: [buffers, span, D], keys and values by turns, or latents.
         weights: [N, span], of the values.
-        out: [N, D], of a row that is done.
+        out: [N, elements of a value], of a row that is done.
         q_full, q_free: [2]; the queries have arrived, are used.
         full, free: [buffers], likewise.
     """
@@ -189,7 +202,7 @@ class _Shared(NamedTuple):
             q=memory((2, spec.columns, spec.head_dim), transforms=tiling),
             ring=memory((spec.buffers, SPAN, spec.head_dim), transforms=tiling),
             weights=memory((spec.columns, SPAN), transforms=tiling),
-            out=memory((spec.columns, spec.head_dim)),
+            out=memory((spec.columns, spec.value_dim)),
             q_full=plgpu.Barrier(num_barriers=2),
             q_free=plgpu.Barrier(num_barriers=2),
             full=plgpu.Barrier(num_barriers=spec.buffers, num_arrivals=spec.copies),
@@ -214,9 +227,9 @@ def _part_kernel(
     """All items of one program.
 
     `q` [R, Hkv, N, D] and `sinks` [Hkv, N] are padded (see `Spec.by_columns`), `pages` [num_pages,
-    page_size, 2 * Hkv * D]. A row that is not cut goes to `out` [R, Hq, D]. `parts` [2 * programs,
-    Hkv, D, N] are averages over the values of an item, and `log_sums` [2 * programs, Hkv, N] the
-    base-2 logarithms of the sums of their weights.
+    page_size, 2 * Hkv * D] or, of latents, [.., D]. A row that is not cut goes to `out` [R, Hq, E],
+    for values of E elements. `parts` [2 * programs, Hkv, E, N] are averages over the values of an
+    item, and `log_sums` [2 * programs, Hkv, N] the base-2 logarithms of the sums of their weights.
     """
     program, warpgroup = lax.axis_index("program"), lax.axis_index("warpgroup")
     since, until = first_item_ref[program], first_item_ref[program + 1]
@@ -285,8 +298,8 @@ def _copy(
         # Read the table one span ahead, for its answer takes longer than a copy's start.
         ahead = table_entries(jnp.minimum(i + 1, until - 1))
         offset = lax.rem(i * SPAN, spec.page_size)
-        for kind in range(2):
-            count = 2 * (done + i - since) + kind
+        for kind in range(spec.kinds):
+            count = spec.kinds * (done + i - since) + kind
             slot = lax.rem(count, spec.buffers)
             pl.when(count >= spec.buffers)(functools.partial(_wait, shared.free, slot))
             full = shared.full.at[slot]
@@ -312,8 +325,9 @@ def _drain(
 ) -> None:
     """Wait for the last use of each buffer: a program must not end with copies or waits open."""
     for n in range(spec.buffers):
-        slot = lax.rem(2 * spans - 1 - n, spec.buffers)
-        pl.when(2 * spans > n)(functools.partial(_wait, shared.free, slot))
+        used = spec.kinds * spans
+        slot = lax.rem(used - 1 - n, spec.buffers)
+        pl.when(used > n)(functools.partial(_wait, shared.free, slot))
     for n in range(2):
         slot = lax.rem(items - 1 - n, 2)
         pl.when((items > n) & (warp == 0))(functools.partial(_wait, shared.q_free, slot))
@@ -336,8 +350,8 @@ def _compute(
     plgpu.barrier_wait(shared.q_full.at[q_slot])
 
     def visit(i: jax.Array, running: Running) -> Running:
-        count = 2 * (done + i - since)
-        key_slot, value_slot = (lax.rem(count + kind, spec.buffers) for kind in range(2))
+        count = spec.kinds * (done + i - since)
+        key_slot, value_slot = (lax.rem(count + kind, spec.buffers) for kind in (0, spec.kinds - 1))
         plgpu.barrier_wait(shared.full.at[key_slot])
 
         def products(scores: Ref) -> jax.Array:
@@ -347,13 +361,15 @@ def _compute(
 
         shape = (SPAN, spec.columns)
         scores = pl.run_scoped(products, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
-        plgpu.barrier_arrive(shared.free.at[key_slot])
+        if spec.kinds > 1:
+            plgpu.barrier_arrive(shared.free.at[key_slot])
         running, weights = softmax(running, scores, i * SPAN, item, spec)
         shared.weights.transpose((1, 0))[...] = plgpu.layout_cast(
             weights, plgpu.Layout.WGMMA_TRANSPOSED
         )
-        plgpu.barrier_wait(shared.full.at[value_slot])
-        values = shared.ring.at[value_slot]
+        if spec.kinds > 1:
+            plgpu.barrier_wait(shared.full.at[value_slot])
+        values = shared.ring.at[value_slot, :, pl.ds(0, spec.value_dim)]
         clear_outside(values, i * SPAN, item.begin, item.end)
         plgpu.commit_smem()
         running = accumulate(running, values, shared.weights, spec)
