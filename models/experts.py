@@ -1,15 +1,16 @@
 """Mixtures of experts: each token runs through the few MLPs that its router chooses for it.
 
-Pairs of a token and an expert of its choice are sorted by expert, so that the rows of an expert
-follow each other and one grouped product multiplies each by the weights of its own expert. Shapes
-depend on how many tokens there are, and never on what they choose.
+Pairs of a token and an expert of its choice are put in groups, so that the rows of an expert follow
+each other and one grouped product multiplies each by the weights of its own expert. Shapes depend
+on how many tokens there are, and never on what they choose.
 
 Axis letters, besides those of `paged.models.weights`: X experts, C experts that a token chooses,
-P = T * C pairs.
+P = T * C pairs, R rows that they take in groups.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -18,13 +19,15 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from paged import matmul
 from paged.attention import AttentionMetadata
 from paged.cache import DROPPED
 from paged.errors import ConfigError
+from paged.matmul import Groups, in_groups
 from paged.models.activations import ClampedSwiglu, gate
 from paged.models.config import ModelConfig
 from paged.models.layers import AttentionParams, LayerParams
-from paged.models.weights import Dense, Linear, ParamSpec, fused_linear, linear
+from paged.models.weights import Dense, Linear, ParamSpec, Portable, fused_linear, linear
 
 Activation = str | ClampedSwiglu
 
@@ -32,20 +35,25 @@ Activation = str | ClampedSwiglu
 class Experts(Protocol):
     """The weights of all experts at one place, each of which multiplies the rows that are its."""
 
-    def __call__(self, x: jax.Array, sizes: jax.Array) -> jax.Array:
-        """x [P, K] to [P, *N]: the first `sizes[0]` rows are the first expert's, and so on.
+    @property
+    def row_unit(self) -> int:
+        """Of which the sizes of groups must be multiples."""
+        ...
 
-        `sizes` is [X] int32. Rows that are nobody's stand last, and become anything.
+    def __call__(self, x: jax.Array, groups: Groups) -> jax.Array:
+        """x [R, K] to [R, *N]: each expert's group of rows, by its weights.
+
+        Rows that are nobody's become anything.
         """
         ...
 
-    def gated(self, x: jax.Array, sizes: jax.Array, activation: Activation) -> jax.Array:
-        """activation(gate) * up [P, F], for weights of [K, 2, F]; see `gate`."""
+    def gated(self, x: jax.Array, groups: Groups, activation: Activation) -> jax.Array:
+        """activation(gate) * up [R, F], for weights of [K, 2, F]; see `gate`."""
         ...
 
 
 @struct.dataclass
-class DenseExperts:
+class DenseExperts(Portable):
     """Plain weights.
 
     Attributes:
@@ -56,16 +64,57 @@ class DenseExperts:
     kernel: jax.Array
     bias: jax.Array | None = None
 
-    def __call__(self, x: jax.Array, sizes: jax.Array) -> jax.Array:
-        experts, inputs, *outputs = self.kernel.shape
-        out = jax.lax.ragged_dot(x, self.kernel.reshape(experts, inputs, -1), sizes)
-        out = out.reshape(-1, *outputs)
-        if self.bias is None:
-            return out
-        return out + jnp.repeat(self.bias, sizes, axis=0, total_repeat_length=len(x))
+    row_unit = 1
 
-    def gated(self, x: jax.Array, sizes: jax.Array, activation: Activation) -> jax.Array:
-        return gate(self(x, sizes), activation)
+    def __call__(self, x: jax.Array, groups: Groups) -> jax.Array:
+        experts, inputs, *outputs = self.kernel.shape
+        out = jax.lax.ragged_dot(x, self.kernel.reshape(experts, inputs, -1), groups.sizes)
+        return self._with_bias(out.reshape(-1, *outputs), groups)
+
+    def gated(self, x: jax.Array, groups: Groups, activation: Activation) -> jax.Array:
+        return gate(self(x, groups), activation)
+
+    def on_hopper(self, device_kind: str) -> DenseExperts:
+        """See `Portable`."""
+        return HopperExperts(self.kernel, self.bias, device_kind=device_kind)
+
+    def _with_bias(self, out: jax.Array, groups: Groups) -> jax.Array:
+        return out if self.bias is None else out + self.bias[groups.owners(len(out))]
+
+
+@struct.dataclass
+class HopperExperts(DenseExperts):
+    """Plain weights on a Hopper GPU, which multiply by a kernel of ours if it takes them.
+
+    What it does not take is left to XLA, which multiplies all rows by the weights of all experts.
+
+    Attributes:
+        device_kind: JAX's name of the GPU, by which the kernel is tuned (static).
+    """
+
+    device_kind: str = struct.field(pytree_node=False, kw_only=True)
+
+    row_unit = matmul.ROW_UNIT
+
+    def __call__(self, x: jax.Array, groups: Groups) -> jax.Array:
+        if not matmul.supports_groups(x.dtype, self.kernel):
+            return DenseExperts.__call__(self, x, groups)
+        experts, inputs, *outputs = self.kernel.shape
+        out = self._product(x, self.kernel.reshape(experts, inputs, -1), groups)
+        return self._with_bias(out.reshape(-1, *outputs), groups)
+
+    def gated(self, x: jax.Array, groups: Groups, activation: Activation) -> jax.Array:
+        supported = matmul.supports_groups(x.dtype, self.kernel)
+        if not supported or self.bias is not None or activation != "silu":
+            return DenseExperts.gated(self, x, groups, activation)
+        return self._product(x, self.kernel, groups)
+
+    def _product(self, x: jax.Array, kernel: jax.Array, groups: Groups) -> jax.Array:
+        experts, inputs, *halves, outputs = kernel.shape
+        tiling = matmul.grouped_tiling_for(
+            len(x), experts, inputs, outputs, device_kind=self.device_kind, gated=bool(halves)
+        )
+        return matmul.grouped_matmul(x, kernel, groups, tiling)
 
 
 @struct.dataclass
@@ -81,6 +130,11 @@ class Mixture:
     router: Linear
     gate_up: Experts
     down: Experts
+
+    @property
+    def row_unit(self) -> int:
+        """Of which the sizes of groups must be multiples, for all that multiply them."""
+        return math.lcm(self.gate_up.row_unit, self.down.row_unit)
 
 
 @struct.dataclass
@@ -141,14 +195,18 @@ def mix(
     """
     is_token = meta.write_index[:, None] < DROPPED
     weights, chosen = routing.choose(params.router(x, jnp.dtype(jnp.float32)))
-    chosen = jnp.where(is_token, chosen, routing.num_experts).reshape(-1)
-    sizes = jnp.bincount(chosen, length=routing.num_experts).astype(jnp.int32)
-    pairs = jnp.argsort(chosen)
-    rows = x[pairs // routing.num_chosen]
-    answers = params.down(params.gate_up.gated(rows, sizes, activation), sizes)
-    places = jnp.zeros_like(pairs).at[pairs].set(jnp.arange(len(pairs)), unique_indices=True)
-    each = answers[places].reshape(*weights.shape, -1).astype(jnp.float32)
-    out = jnp.sum(each * weights[..., None], axis=1)
+    owners = jnp.where(is_token, chosen, routing.num_experts).reshape(-1)
+    order = in_groups(owners, routing.num_experts, most=len(x), unit=params.row_unit)
+    tokens = jnp.arange(len(owners), dtype=jnp.int32) // routing.num_chosen
+    # Where a group is larger than what it is given, rows are those of the first token.
+    whose = jnp.zeros(order.size, jnp.int32).at[order.places].set(tokens, mode="drop")
+    inner = params.gate_up.gated(x[whose], order.groups, activation)
+    answers = params.down(inner, order.groups)
+    places = order.places.reshape(weights.shape)
+    out = jnp.zeros(x.shape, jnp.float32)
+    for i in range(routing.num_chosen):  # one pass over the answers, which are never widened whole
+        answer = answers.at[places[:, i]].get(mode="clip")
+        out += weights[:, i, None] * answer.astype(jnp.float32)
     return jnp.where(is_token, out, 0).astype(x.dtype)
 
 

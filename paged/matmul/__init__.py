@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged.matmul.choice import grouped_tiling_for, tiling_for
-from paged.matmul.groups import Groups
+from paged.matmul.groups import Groups, in_groups
 from paged.matmul.hopper import hopper_matmul
 from paged.matmul.tiling import ROW_UNIT, Tiling
 
@@ -24,6 +24,7 @@ __all__ = [
     "available",
     "grouped_matmul",
     "grouped_tiling_for",
+    "in_groups",
     "matmul",
     "supports",
     "supports_groups",

@@ -212,7 +212,7 @@ def _for_each_tile(
     """Call `handle` for the tiles of this program. Returns how many there are."""
     tile = plan.tiling
     first = lax.axis_index("group")
-    row_tiles = plan.row_tiles if work is None else work.count[0]
+    row_tiles = plan.row_tiles if work is None else work.ends[1, plan.groups - 1]
 
     def turn(done: jax.Array, carry: jax.Array) -> jax.Array:
         split, index = divide(first + done * plan.clusters, row_tiles * plan.column_tiles)
@@ -226,14 +226,30 @@ def _for_each_tile(
         if work is None:
             handle(_Tile(split, row * tile.height, column, done))
         else:
-            group, start, end = (work.tiles[row, i] for i in range(3))
-            handle(_Tile(split, start, column, done, end, group * plan.k))
+            handle(_tile_of_group(plan, work, split, row, column, done))
         return carry
 
     tiles = row_tiles * plan.column_tiles * tile.splits
     turns = lax.div(tiles - first + plan.clusters - 1, plan.clusters)
     lax.fori_loop(0, turns, turn, jnp.int32(0))
     return turns
+
+
+def _tile_of_group(
+    plan: Plan,
+    work: WorkList,
+    split: jax.Array,
+    index: jax.Array,
+    column: jax.Array,
+    done: jax.Array,
+) -> _Tile:
+    """The row tile `index` of the list, at a column."""
+    group = work.group[index]
+    # Of the group's tiles, those from this one on.
+    left = work.ends[1, group] - index
+    end, size, height = work.ends[0, group], work.sizes[group], plan.tiling.height
+    before = lax.div(size + height - 1, height) - left
+    return _Tile(split, end - size + before * height, column, done, end, group * plan.k)
 
 
 def _copy(x_ref: Ref, w_ref: Ref, shared: _Shared, plan: Plan, place: _Tile) -> None:
