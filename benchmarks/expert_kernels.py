@@ -164,7 +164,7 @@ def error(sizes: Sequence[int], gated: bool, tiling: Tiling) -> float:
     shape = (len(sizes), k, 2, n) if gated else (len(sizes), k, n)
     x = jnp.asarray(rng.normal(size=(rows + 16, k)), DTYPE)
     w = jnp.asarray(rng.normal(size=shape) / k**0.5, DTYPE)
-    groups = Groups(jnp.asarray(sizes, jnp.int32), max(8, *sizes))
+    groups = Groups.of(jnp.asarray(sizes, jnp.int32), max(8, *sizes))
     found = jax.jit(functools.partial(grouped_matmul, tiling=tiling))(x, w, groups)
     wide = np.asarray(x, np.float64), np.asarray(w, np.float64)
     ends = np.cumsum(sizes)
@@ -224,7 +224,7 @@ def tune(
         (count, part, tiling)
         for count in tokens
         for part, (gated, x, k, n) in sizes.products.items()
-        for tiling in grouped_tilings(orders[count].size, x, k, n, gated=gated)
+        for tiling in grouped_tilings(len(orders[count].rows), x, k, n, gated=gated)
     ]
     programs = compiled(
         wanted, lambda case: compile_product(sizes, orders[case[0]], *case[1:]), until - 15
@@ -238,7 +238,7 @@ def tune(
                 continue
             figure = time_tilings(name, part, count, orders[count], mine, product, weights)
             told.append(figure)
-            best[product][orders[count].size] = figure["tilings"][0]["tiling"]
+            best[product][len(orders[count].rows)] = figure["tilings"][0]["tiling"]
     kind = GROUPED.setdefault(jax.devices()[0].device_kind, {})
     for product, rows in best.items():
         kind[product] = tuple(sorted(rows.items()))
@@ -286,7 +286,7 @@ def compile_product(sizes: Sizes, order: Any, part: str, tiling: Tiling) -> Any:
     def program(rows: jax.Array, weights: list[jax.Array], groups: Groups) -> list[jax.Array]:
         return [grouped_matmul(rows, weight, groups, tiling) for weight in weights]
 
-    rows = jax.ShapeDtypeStruct((order.size, k), DTYPE)
+    rows = jax.ShapeDtypeStruct((len(order.rows), k), DTYPE)
     weight = jax.ShapeDtypeStruct((x, k, 2, n) if gated else (x, k, n), DTYPE)
     groups = jax.eval_shape(lambda: order.groups)
     return jax.jit(program).lower(rows, [weight] * LAYERS, groups).compile()
@@ -303,7 +303,7 @@ def time_tilings(
 ) -> dict[str, Any]:
     """Time a product's tilings; the fastest first, those that are wrong not at all."""
     gated, x, k, n = product
-    rows = random(tokens, (order.size, k))
+    rows = random(tokens, (len(order.rows), k))
     experts: list[Any] = [getattr(layer, part).kernel for layer in weights]
     kernels_of = [each if gated else each.reshape(x, k, n) for each in experts]
     runs = [functools.partial(each, rows, kernels_of, order.groups) for each in programs.values()]
@@ -333,7 +333,7 @@ def time_tilings(
         ),
         flush=True,
     )
-    return {"model": name, "part": part, "tokens": tokens, "rows": order.size, "tilings": found}
+    return {"model": name, "part": part, "tokens": tokens, "rows": len(order.rows), "tilings": found}
 
 
 def time_layers(

@@ -10,7 +10,6 @@ P = T * C pairs, R rows that they take in groups.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -23,7 +22,7 @@ from paged import matmul
 from paged.attention import AttentionMetadata
 from paged.cache import DROPPED
 from paged.errors import ConfigError
-from paged.matmul import Groups, in_groups
+from paged.matmul import Groups, Order
 from paged.models.activations import ClampedSwiglu, gate
 from paged.models.config import ModelConfig
 from paged.models.layers import AttentionParams, LayerParams
@@ -35,9 +34,12 @@ Activation = str | ClampedSwiglu
 class Experts(Protocol):
     """The weights of all experts at one place, each of which multiplies the rows that are its."""
 
-    @property
-    def row_unit(self) -> int:
-        """Of which the sizes of groups must be multiples."""
+    def in_groups(self, owners: jax.Array, most: int) -> Order:
+        """Rows in groups as these weights take them.
+
+        `owners` [P] int32 are their experts, or X for a row that is nobody's; no expert has more
+        than `most`.
+        """
         ...
 
     def __call__(self, x: jax.Array, groups: Groups) -> jax.Array:
@@ -64,7 +66,8 @@ class DenseExperts(Portable):
     kernel: jax.Array
     bias: jax.Array | None = None
 
-    row_unit = 1
+    def in_groups(self, owners: jax.Array, most: int) -> Order:
+        return matmul.in_groups(owners, len(self.kernel), most=most)
 
     def __call__(self, x: jax.Array, groups: Groups) -> jax.Array:
         experts, inputs, *outputs = self.kernel.shape
@@ -94,7 +97,10 @@ class HopperExperts(DenseExperts):
 
     device_kind: str = struct.field(pytree_node=False, kw_only=True)
 
-    row_unit = matmul.ROW_UNIT
+    def in_groups(self, owners: jax.Array, most: int) -> Order:
+        if len(owners) <= matmul.MOST_ROWS:
+            return matmul.in_groups_at_once(owners, len(self.kernel), most=most)
+        return matmul.in_groups(owners, len(self.kernel), most=most, unit=matmul.ROW_UNIT)
 
     def __call__(self, x: jax.Array, groups: Groups) -> jax.Array:
         if not matmul.supports_groups(x.dtype, self.kernel):
@@ -124,17 +130,12 @@ class Mixture:
     Attributes:
         router: D to X.
         gate_up: D to [2, F], of each expert.
-        down: F to D, of each expert.
+        down: F to D, of each expert; it takes rows in groups as `gate_up` does.
     """
 
     router: Linear
     gate_up: Experts
     down: Experts
-
-    @property
-    def row_unit(self) -> int:
-        """Of which the sizes of groups must be multiples, for all that multiply them."""
-        return math.lcm(self.gate_up.row_unit, self.down.row_unit)
 
 
 @struct.dataclass
@@ -196,11 +197,9 @@ def mix(
     is_token = meta.write_index[:, None] < DROPPED
     weights, chosen = routing.choose(params.router(x, jnp.dtype(jnp.float32)))
     owners = jnp.where(is_token, chosen, routing.num_experts).reshape(-1)
-    order = in_groups(owners, routing.num_experts, most=len(x), unit=params.row_unit)
-    tokens = jnp.arange(len(owners), dtype=jnp.int32) // routing.num_chosen
-    # Where a group is larger than what it is given, rows are those of the first token.
-    whose = jnp.zeros(order.size, jnp.int32).at[order.places].set(tokens, mode="drop")
-    inner = params.gate_up.gated(x[whose], order.groups, activation)
+    order = params.gate_up.in_groups(owners, most=len(x))
+    rows = x.at[order.rows // routing.num_chosen].get(mode="clip")
+    inner = params.gate_up.gated(rows, order.groups, activation)
     answers = params.down(inner, order.groups)
     places = order.places.reshape(weights.shape)
     out = jnp.zeros(x.shape, jnp.float32)

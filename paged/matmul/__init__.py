@@ -13,18 +13,22 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged.matmul.choice import grouped_tiling_for, tiling_for
-from paged.matmul.groups import Groups, in_groups
+from paged.matmul.grouping import MOST_ROWS, in_groups_at_once
+from paged.matmul.groups import Groups, Order, in_groups
 from paged.matmul.hopper import hopper_matmul
 from paged.matmul.tiling import ROW_UNIT, Tiling
 
 __all__ = [
+    "MOST_ROWS",
     "ROW_UNIT",
     "Groups",
+    "Order",
     "Tiling",
     "available",
     "grouped_matmul",
     "grouped_tiling_for",
     "in_groups",
+    "in_groups_at_once",
     "matmul",
     "supports",
     "supports_groups",

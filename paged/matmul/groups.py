@@ -1,9 +1,9 @@
 """Rows in groups, each with a weight of its own: who stands where, worked out on the device.
 
-No shape depends on how many rows a group has. The sums are over masks: sorts, searches and running
-sums are several launches each.
+No shape depends on how many rows a group has.
 
-Axis letters, besides those of `paged.matmul`: X groups, P rows before they are put in groups.
+Axis letters, besides those of `paged.matmul`: X groups, P rows before they are put in groups, R
+places for them.
 """
 
 from __future__ import annotations
@@ -21,41 +21,65 @@ _COMPARED = 512
 
 
 @struct.dataclass
+class WorkList:
+    """The row tiles of all groups, in their order.
+
+    Attributes:
+        groups: [most tiles] int32, the group of each.
+        ends: [X] int32, how many there are up to each group's last.
+        height: rows of a tile (static). Only a group's last tile may have fewer.
+    """
+
+    groups: jax.Array
+    ends: jax.Array
+    height: int = struct.field(pytree_node=False)
+
+
+@struct.dataclass
 class Groups:
     """How many rows of an array are whose: the first group's stand first, then the second's, ...
 
     Attributes:
-        sizes: [X] int32. Rows that are nobody's stand last.
-        most: that any group has (static).
+        sizes: [X] int32.
+        ends: [X] int32, sizes with all before them. Rows that are nobody's stand last.
+        most: rows that any group has at most (static).
+        work: tiles that the groups are cut into, if they were already.
     """
 
     sizes: jax.Array
+    ends: jax.Array
     most: int = struct.field(pytree_node=False)
+    work: WorkList | None = None
+
+    @classmethod
+    def of(cls, sizes: jax.Array, most: int) -> Groups:
+        """Groups of these sizes."""
+        return cls(sizes, running_sums(sizes), most)
 
     def owners(self, rows: int) -> jax.Array:
         """[rows] int32: the group of each row; of nobody's, some group."""
-        ends = running_sums(self.sizes)
-        owners = jnp.sum(ends <= jnp.arange(rows)[:, None], axis=1, dtype=jnp.int32)
-        return jnp.minimum(owners, len(ends) - 1)
+        return _owners(self.ends, rows)
 
 
 class Order(NamedTuple):
     """Where rows go, that they stand in groups.
 
     Attributes:
-        places: [P] int32, of each row; `size` for a row that is nobody's.
-        groups: of the array of `size` rows. They may be larger than what they are given: what is
-            at no row's place is anything.
-        size: places there are.
+        places: [P] int32, of each row; R for a row that is nobody's.
+        rows: [R] int32, the row at each place. Groups may be larger than what they are given: at
+            other places it is any number.
+        groups: of the R places.
     """
 
     places: jax.Array
+    rows: jax.Array
     groups: Groups
-    size: int
 
 
 def in_groups(owners: jax.Array, num_groups: int, *, most: int, unit: int = 1) -> Order:
     """Put rows in groups, in each of which they keep their order.
+
+    Sums over masks, since sorts, searches and running sums are several launches each.
 
     Args:
         owners: [P] int32, the group of each row; `num_groups` for a row that is nobody's.
@@ -63,14 +87,23 @@ def in_groups(owners: jax.Array, num_groups: int, *, most: int, unit: int = 1) -
         unit: of which all sizes of groups are to be multiples.
     """
     ranks, counts = _ranks(owners, num_groups)
-    sizes = (counts + unit - 1) // unit * unit
-    starts = running_sums(sizes) - sizes
-    # What a group lacks of a multiple is at most `unit` - 1 rows, and nothing if it has none.
-    rows = len(owners) + (unit - 1) * min(num_groups, len(owners))
-    size = (rows + unit - 1) // unit * unit
-    places = starts.at[owners].get(mode="clip") + ranks
-    most = (most + unit - 1) // unit * unit
-    return Order(jnp.where(owners < num_groups, places, size), Groups(sizes, most), size)
+    groups = Groups.of(padded(counts, unit), padded(most, unit))
+    size = num_places(len(owners), num_groups, unit)
+    starts = groups.ends - groups.sizes
+    places = jnp.where(owners < num_groups, starts.at[owners].get(mode="clip") + ranks, size)
+    row = jnp.arange(len(owners), dtype=jnp.int32)
+    rows = jnp.zeros(size, jnp.int32).at[places].set(row, mode="drop", unique_indices=True)
+    return Order(places, rows, groups)
+
+
+def num_places(rows: int, num_groups: int, unit: int) -> int:
+    """R, for any groups whose sizes are filled up to multiples of `unit`."""
+    return padded(rows + (unit - 1) * min(num_groups, rows), unit)
+
+
+def padded[Number: (int, jax.Array)](number: Number, unit: int) -> Number:
+    """The next multiple of `unit`."""
+    return (number + unit - 1) // unit * unit
 
 
 def running_sums(numbers: jax.Array) -> jax.Array:
@@ -78,6 +111,19 @@ def running_sums(numbers: jax.Array) -> jax.Array:
     index = jnp.arange(numbers.shape[-1])
     before = index <= index[:, None]
     return jnp.sum(jnp.where(before, numbers[..., None, :], 0), axis=-1, dtype=numbers.dtype)
+
+
+def work_list(groups: Groups, rows: int, height: int) -> WorkList:
+    """Cut groups of `rows` in all into tiles of up to `height` rows."""
+    if groups.work is not None and groups.work.height == height:
+        return groups.work
+    ends = running_sums((groups.sizes + height - 1) // height)
+    return WorkList(_owners(ends, most_tiles(rows, len(ends), height)), ends, height)
+
+
+def _owners(ends: jax.Array, count: int) -> jax.Array:
+    owners = jnp.sum(ends <= jnp.arange(count)[:, None], axis=1, dtype=jnp.int32)
+    return jnp.minimum(owners, len(ends) - 1)
 
 
 def _ranks(owners: jax.Array, num_groups: int) -> tuple[jax.Array, jax.Array]:
@@ -94,27 +140,3 @@ def _ranks(owners: jax.Array, num_groups: int) -> tuple[jax.Array, jax.Array]:
     totals = running_sums(counts.T).T
     before = jnp.take_along_axis(totals - counts, jnp.minimum(parts, num_groups - 1), axis=1)
     return (ranks + before).reshape(-1)[:rows], totals[-1]
-
-
-class WorkList(NamedTuple):
-    """The row tiles of all groups, in their order.
-
-    Attributes:
-        group: [most tiles] int32, of each tile.
-        sizes: [X] int32, of the groups.
-        ends: [2, X] int32, of the groups: rows, and tiles, of each with all before it.
-    """
-
-    group: jax.Array
-    sizes: jax.Array
-    ends: jax.Array
-
-
-def work_list(groups: Groups, rows: int, height: int) -> WorkList:
-    """Cut groups of `rows` in all into tiles of up to `height` rows."""
-    sizes = groups.sizes
-    tiles = (sizes + height - 1) // height
-    ends = running_sums(jnp.stack([sizes, tiles]))
-    tile = jnp.arange(most_tiles(rows, len(sizes), height))
-    group = jnp.sum(ends[1] <= tile[:, None], axis=1, dtype=jnp.int32)
-    return WorkList(group, sizes, ends)

@@ -30,6 +30,10 @@ from paged.matmul.groups import Groups, WorkList, work_list
 from paged.matmul.tiling import OUTPUT_SLOTS, ROW_UNIT, ROWS, Plan, Tiling
 
 
+# Groups of rows and the tiles they are cut into.
+_Work = tuple[Groups, WorkList]
+
+
 class _Shared(NamedTuple):
     """Shared memory and barriers of a program.
 
@@ -87,7 +91,7 @@ def hopper_matmul(
     """
     work = None
     if groups is not None:
-        work = work_list(groups, x.shape[0], tiling.height)
+        work = groups, work_list(groups, x.shape[0], tiling.height)
         w = w.reshape(-1, *w.shape[2:])
     plan = Plan(
         tiling=tiling,
@@ -168,7 +172,7 @@ def _kernel(
     x_ref: Ref,
     w_ref: Ref,
     residual_ref: Ref | None,
-    work: WorkList | None,
+    work: _Work | None,
     out_ref: Ref,
     x_ring: Ref,
     w_rings: tuple[Ref, ...],
@@ -207,12 +211,12 @@ def _kernel(
 
 
 def _for_each_tile(
-    plan: Plan, work: WorkList | None, handle: Callable[[_Tile], None]
+    plan: Plan, work: _Work | None, handle: Callable[[_Tile], None]
 ) -> jax.Array:
     """Call `handle` for the tiles of this program. Returns how many there are."""
     tile = plan.tiling
     first = lax.axis_index("group")
-    row_tiles = plan.row_tiles if work is None else work.ends[1, plan.groups - 1]
+    row_tiles = plan.row_tiles if work is None else work[1].ends[plan.groups - 1]
 
     def turn(done: jax.Array, carry: jax.Array) -> jax.Array:
         split, index = divide(first + done * plan.clusters, row_tiles * plan.column_tiles)
@@ -237,17 +241,18 @@ def _for_each_tile(
 
 def _tile_of_group(
     plan: Plan,
-    work: WorkList,
+    work: _Work,
     split: jax.Array,
     index: jax.Array,
     column: jax.Array,
     done: jax.Array,
 ) -> _Tile:
     """The row tile `index` of the list, at a column."""
-    group = work.group[index]
+    groups, tiles = work
+    group = tiles.groups[index]
     # Of the group's tiles, those from this one on.
-    left = work.ends[1, group] - index
-    end, size, height = work.ends[0, group], work.sizes[group], plan.tiling.height
+    left = tiles.ends[group] - index
+    end, size, height = groups.ends[group], groups.sizes[group], plan.tiling.height
     before = lax.div(size + height - 1, height) - left
     return _Tile(split, end - size + before * height, column, done, end, group * plan.k)
 

@@ -32,7 +32,7 @@ def compile_product(
     gated, groups, k, n = product
     shape = lambda *axes: jax.ShapeDtypeStruct(axes, "bfloat16")  # noqa: E731
     program = aot.compile_for_h200(
-        lambda x, w, sizes: grouped_matmul(x, w, Groups(sizes, rows), tiling),
+        lambda x, w, sizes: grouped_matmul(x, w, Groups.of(sizes, rows), tiling),
         shape(rows, k),
         shape(groups, k, 2, n) if gated else shape(groups, k, n),
         jax.ShapeDtypeStruct((groups,), "int32"),

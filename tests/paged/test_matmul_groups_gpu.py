@@ -27,7 +27,7 @@ def check(sizes: Sequence[int], k: int, n: int, how: Tiling, gated: bool) -> Non
     x = jnp.asarray(rng.normal(size=(rows + 16, k)), "bfloat16").at[rows:].set(jnp.nan)
     shape = (len(sizes), k, 2, n) if gated else (len(sizes), k, n)
     w = jnp.asarray(rng.normal(size=shape) / k**0.5, "bfloat16")
-    groups = Groups(jnp.asarray(sizes, jnp.int32), max(8, *sizes))
+    groups = Groups.of(jnp.asarray(sizes, jnp.int32), max(8, *sizes))
     found = jax.jit(lambda x, w, groups: grouped_matmul(x, w, groups, how))(x, w, groups)
     ends = np.cumsum(sizes)
     wide, weights = np.asarray(x, np.float64), np.asarray(w, np.float64)
