@@ -25,7 +25,7 @@ from paged.errors import ConfigError
 from paged.matmul import Groups, Order
 from paged.models.activations import ClampedSwiglu, gate
 from paged.models.config import ModelConfig
-from paged.models.layers import AttentionParams, LayerParams
+from paged.models.layers import AttentionParams, LayerParams, rms_norm
 from paged.models.weights import Dense, Linear, ParamSpec, Portable, fused_linear, linear
 
 Activation = str | ClampedSwiglu
@@ -207,6 +207,38 @@ def mix(
         answer = answers.at[places[:, i]].get(mode="clip")
         out += weights[:, i, None] * answer.astype(jnp.float32)
     return jnp.where(is_token, out, 0).astype(x.dtype)
+
+
+def add_mixture(
+    params: SparseLayerParams,
+    x: jax.Array,
+    routing: Routing,
+    meta: AttentionMetadata,
+    config: ModelConfig,
+    activation: Activation,
+) -> jax.Array:
+    """x [T, D] plus what the mixture of a pre-norm layer makes of it."""
+    normed = rms_norm(x, params.mlp_norm, config.norm_eps)
+    return x + mix(params.mixture, routing, normed, meta, activation)
+
+
+def slower_products(params: Any, device: jax.Device) -> list[str]:
+    """What of the products of experts a GPU could do faster, and why it does not.
+
+    `params` are a model's, or their shapes.
+    """
+    nodes = jax.tree.leaves(params, is_leaf=lambda node: isinstance(node, DenseExperts))
+    kernels = [node.kernel for node in nodes if isinstance(node, DenseExperts)]
+    every = "XLA multiplies all rows by every expert"
+    if kernels and not matmul.available(device):
+        return [f"{every}: our kernel needs a Hopper GPU, of compute capability 9.0"]
+    left = {
+        f"{kernel.dtype} {list(kernel.shape[1:])}"
+        for kernel in kernels
+        if not matmul.supports_groups(kernel.dtype, kernel)
+    }
+    needs = "our kernel takes 16-bit floats in multiples of 64"
+    return [f"{every}: {needs}, not {', '.join(sorted(left))}"] if left else []
 
 
 def mixture_specs(

@@ -37,9 +37,7 @@ def ranked_tilings(
     return sorted(rated, key=lambda pair: pair[0])
 
 
-def grouped_tilings(
-    m: int, groups: int, k: int, n: int, *, gated: bool = False
-) -> list[Tiling]:
+def grouped_tilings(m: int, groups: int, k: int, n: int, *, gated: bool = False) -> list[Tiling]:
     """The tilings worth a try for rows in groups, what is good for most shapes first.
 
     For the arguments see `grouped_tiling_for`.

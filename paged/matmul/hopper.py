@@ -29,7 +29,6 @@ from paged.kernels import Ref, divide, swizzled
 from paged.matmul.groups import Groups, WorkList, work_list
 from paged.matmul.tiling import OUTPUT_SLOTS, ROW_UNIT, ROWS, Plan, Tiling
 
-
 # Groups of rows and the tiles they are cut into.
 _Work = tuple[Groups, WorkList]
 
@@ -210,9 +209,7 @@ def _kernel(
                 plgpu.barrier_wait(shared.free.at[slot])
 
 
-def _for_each_tile(
-    plan: Plan, work: _Work | None, handle: Callable[[_Tile], None]
-) -> jax.Array:
+def _for_each_tile(plan: Plan, work: _Work | None, handle: Callable[[_Tile], None]) -> jax.Array:
     """Call `handle` for the tiles of this program. Returns how many there are."""
     tile = plan.tiling
     first = lax.axis_index("group")

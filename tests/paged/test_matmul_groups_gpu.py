@@ -9,10 +9,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paged.matmul import Groups, Tiling, available, grouped_matmul
+from paged.matmul import (
+    ROW_UNIT,
+    Groups,
+    Tiling,
+    available,
+    grouped_matmul,
+    in_groups,
+    in_groups_at_once,
+)
 from paged.matmul.estimate import grouped_tilings
+from paged.matmul.groups import work_list
+from paged.matmul.tiling import ROWS
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # What replaces this backend is not as fast yet.
+    pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +67,20 @@ def check(sizes: Sequence[int], k: int, n: int, how: Tiling, gated: bool) -> Non
 def test_groups(sizes: list[int], k: int, n: int, rows: int, gated: bool) -> None:
     for how in grouped_tilings(rows, len(sizes), k, n, gated=gated)[:3]:
         check(sizes, k, n, how, gated)
+
+
+@pytest.mark.parametrize(("rows", "num_groups"), [(1, 4), (8, 128), (77, 3), (512, 60)])
+def test_one_kernel_puts_rows_in_the_groups_that_xla_does(rows: int, num_groups: int) -> None:
+    owners = np.random.default_rng(rows).integers(0, num_groups + 1, rows)
+    given = jnp.asarray(owners, jnp.int32)
+    found = in_groups_at_once(given, num_groups, most=rows)
+    expected = in_groups(given, num_groups, most=rows, unit=ROW_UNIT)
+    assert np.array_equal(found.places, expected.places)
+    assert np.array_equal(found.groups.sizes, expected.groups.sizes)
+    assert np.array_equal(found.groups.ends, expected.groups.ends)
+    places = np.asarray(found.places)[owners < num_groups]
+    assert np.array_equal(found.rows[places], np.flatnonzero(owners < num_groups))
+    work = work_list(expected.groups, len(expected.rows), ROWS)
+    assert found.groups.work is not None
+    assert np.array_equal(found.groups.work.ends, work.ends)
+    assert np.array_equal(found.groups.work.groups, work.groups)
