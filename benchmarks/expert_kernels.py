@@ -299,7 +299,7 @@ def tune(
             best[product][len(orders[count].rows)] = figure["tilings"][0]["tiling"]
     kind = GROUPED.setdefault(jax.devices()[0].device_kind, {})
     for product, rows in best.items():
-        kind[product] = tuple(sorted(rows.items()))
+        kind[product] = tuple(sorted({**dict(kind.get(product, ())), **rows}.items()))
     return [plain(figure) for figure in told]
 
 
