@@ -72,6 +72,7 @@ def paths(
     head_dim: int = 128,
     heads: int = 8,
     experts: dict[str, int] | None = None,
+    latent_rank: int | None = None,
 ) -> str:
     """What a model would be told on a GPU, in one line; it has experts if they are given."""
     model = model_config(
@@ -89,13 +90,14 @@ def paths(
             "rms_norm_eps": 1e-5,
         }
     )
-    cache = CacheSpec(1, 2, 16, 1, head_dim, KV_DTYPES[kv_dtype])
+    cache = CacheSpec(1, 2, 16, 1, head_dim, KV_DTYPES[kv_dtype], latent_rank=latent_rank)
     backend = choose_backend(wanted, gpu(capability))
     family = get_family(model.architecture)
     shapes = StepShapes(family, model, cache, Buckets.make(1, 1), 64, backend)
     return "; ".join(slower_paths(shapes, jnp.dtype(dtype), gpu(capability)))
 
 
+LITE = {"heads": 16, "head_dim": 576, "latent_rank": 512}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 
 
@@ -122,6 +124,9 @@ def test_experts_are_multiplied_one_by_one_on_hopper() -> None:
         ("9.0", {"heads": 24}, "of decode steps runs by triton, not by mosaic: it takes up to 16"),
         ("9.0", {"dtype": "float32", "kv_dtype": "float32"}, "takes 16-bit floats, not float32; w"),
         ("9.0", {"dtype": "float32", "kv_dtype": "float32"}, "weights are multiplied by XLA"),
+        ("9.0", LITE, "of prompts runs by triton, not by mosaic: its pages hold keys and values"),
+        ("9.0", LITE | {"heads": 128}, "attention runs by triton, not by mosaic: its pages hold"),
+        ("9.0", LITE | {"head_dim": 640}, "attention runs by triton, not by mosaic: its pages ho"),
     ],
 )
 def test_slower_ways_are_explained(capability: str, model: dict[str, Any], said: str) -> None:

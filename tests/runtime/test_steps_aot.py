@@ -72,6 +72,43 @@ def test_a_step_copies_neither_pages_nor_weights(bucket: Bucket, xla_products: b
     assert report.temp_size_in_bytes < 2 * widest + 32 * MEBIBYTE
 
 
+def test_a_step_over_latents_copies_neither_pages_nor_weights() -> None:
+    """Of DeepSeek-V2-Lite: a layer with an MLP, and one with a mixture."""
+    sizes = {"hidden_size": 2048, "intermediate_size": 10944, "moe_intermediate_size": 1408}
+    model = model_config(
+        {
+            "architectures": ["DeepseekV2ForCausalLM"],
+            "num_hidden_layers": 2,
+            "num_attention_heads": 16,
+            "q_lora_rank": None,
+            "first_k_dense_replace": 1,
+            "vocab_size": 102400,
+            "max_position_embeddings": 8192,
+            **sizes,
+        }
+    )
+    cache = CacheSpec(2, 4099, 16, 1, model.head_dim, BF16, latent_rank=model.latent_rank)
+    family = get_family(model.architecture)
+    shapes = StepShapes(family, model, cache, Buckets.make(1024, 8192), 8192, "mosaic")
+    bucket = Bucket(32, 32, True)
+    program = aot.compile_for_h200(
+        functools.partial(forward, shapes=shapes, bucket=bucket),
+        for_device(param_shapes(family.specs(model), BF16), aot.H200.device),
+        PagedKVCache.shapes(cache),
+        jax.eval_shape(shapes.slot_state),
+        jax.ShapeDtypeStruct((shapes.layout(bucket).size,), jnp.int32),
+        donate=(1, 2),
+    )
+    text = program.as_text()
+    assert text is not None
+    assert not re.findall(r"= \w+\[\d+,[\d,]+\]\S* (?:copy|transpose)\(", text)
+    assert " while(" not in text
+    report = program.memory_analysis()
+    assert report is not None
+    assert report.alias_size_in_bytes >= cache.bytes_per_page * cache.num_pages
+    assert report.temp_size_in_bytes < 64 * MEBIBYTE
+
+
 @pytest.mark.parametrize("gpu", [aot.A100, aot.L40], ids=lambda gpu: gpu.name)
 @pytest.mark.parametrize("bucket", [Bucket(8, 8, True), Bucket(64, 8, False)], ids=["8", "mixed"])
 def test_a_step_compiles_for_gpus_before_hopper(gpu: aot.Gpu, bucket: Bucket) -> None:

@@ -43,8 +43,8 @@ class Lane:
 
     @property
     def size(self) -> int:
-        """Its elements padded to a power of two."""
-        return pl.next_power_of_2(self.count)
+        """Its elements padded to a power of two; tensor cores take no fewer than 16."""
+        return max(pl.next_power_of_2(self.count), 16)
 
     @property
     def columns(self) -> tuple[jax.Array, jax.Array]:
