@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from paged.models.loading.checkpoint import CheckpointError, TensorInfo, check_tensors, load_params
+from paged.models.loading.dummy import random_params
 from paged.models.registry import get_family, model_config
-from paged.models.weights import param_bytes
+from paged.models.weights import param_bytes, param_shapes
 from tests.models.harness import load_golden, tiny_tensors
 from tests.models.test_goldens import NAMES
 
@@ -85,6 +86,29 @@ def test_harmless_extras_are_ignored():
     checkpoint.arrays["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(8, np.float32)
     checkpoint.arrays["lm_head.weight"] = np.zeros((128, 64), np.float32)
     assert load_params(specs, checkpoint, F32).head is None
+
+
+def test_layers_that_guess_further_tokens_are_left_out():
+    specs, checkpoint = checkpoint_of("deepseek_v3")
+    further = np.zeros(1, np.float32)
+    names = ("eh_proj.weight", "enorm.weight", "mlp.gate.weight", "shared_head.head.weight")
+    checkpoint.arrays.update({f"model.layers.3.{name}": further for name in names})
+    check_tensors(specs, checkpoint)
+    del checkpoint.arrays["model.layers.3.eh_proj.weight"]
+    refuse(specs, checkpoint, "tensors 'model.layers.3.enorm.weight'")
+
+
+def test_a_parameter_may_have_a_type_of_its_own():
+    specs, checkpoint = checkpoint_of("deepseek_v3")
+    half = jnp.dtype(jnp.bfloat16)
+    params = load_params(specs, checkpoint, half, show_progress=False)
+    bias = checkpoint.arrays["model.layers.1.mlp.gate.e_score_correction_bias"]
+    np.testing.assert_array_equal(params.layers[1].bias, bias)
+    shapes = param_shapes(specs, half)
+    assert jax.tree.map(lambda x: x.dtype, shapes) == jax.tree.map(lambda x: x.dtype, params)
+    assert param_bytes(specs, half) == sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    dummy = random_params(specs, half)
+    assert jax.tree.map(lambda x: x.dtype, shapes) == jax.tree.map(lambda x: x.dtype, dummy)
 
 
 def test_tensors_are_cast_and_copied():

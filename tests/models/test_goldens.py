@@ -80,6 +80,15 @@ def test_chunks_and_neighbours_change_nothing(name, tmp_path):
     np.testing.assert_allclose(logprobs, golden["prompt_logprobs"], atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize("page_size", [1, 8, 32])
+def test_the_page_size_changes_nothing(page_size: int, tmp_path: Path) -> None:
+    golden = load_golden("deepseek_v2")
+    source = resolve_model(write_checkpoint(tmp_path, golden))
+    params = source.load(jnp.dtype(jnp.float32), progress=False)
+    runner = Runner(source.config, params, page_size=page_size)
+    check_served(golden, served_logprobs(runner, golden, pad_decode=True), "float32")
+
+
 def served_runner(golden: dict[str, Any], folder: Path, dtype: str, backend: str) -> Runner:
     """The model as an engine would run it on this machine's device."""
     source = resolve_model(write_checkpoint(folder, golden))
@@ -128,6 +137,8 @@ def check_served(golden: dict[str, Any], logprobs: np.ndarray, dtype: str) -> No
         ("qwen3_moe", "bfloat16", "xla"),
         ("gemma2", "bfloat16", "xla"),
         ("deepseek_v3", "bfloat16", "xla"),
+        pytest.param("deepseek_v2", "bfloat16", "triton", marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", "float32", "triton", marks=pytest.mark.slow),
         pytest.param("gemma2", "bfloat16", "triton", marks=pytest.mark.slow),
         pytest.param("llama_wide", "bfloat16", "triton", marks=pytest.mark.slow),
         pytest.param("mistral_window", "float32", "triton", marks=pytest.mark.slow),

@@ -59,6 +59,10 @@ DECODES = (
     dataclasses.replace(HALF, heads=8, kv_heads=4, head_dim=256, window=100, soft_cap=9.0),
     dataclasses.replace(HALF, heads=3, page_size=128, window=70, soft_cap=9.0, sinks=True),
     dataclasses.replace(HALF, heads=32, kv_heads=8, head_dim=128, dtype="float16"),
+    dataclasses.replace(HALF, heads=16, head_dim=576, latent_rank=512),
+    dataclasses.replace(HALF, heads=5, head_dim=576, latent_rank=512, page_size=8),
+    dataclasses.replace(HALF, heads=16, head_dim=192, latent_rank=128, page_size=128),
+    dataclasses.replace(HALF, heads=128, head_dim=576, latent_rank=512),
 )
 
 
