@@ -9,11 +9,13 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from paged.attention.tiling import MosaicDecode, Tilings, TritonDecode
+from paged.attention.tiling import MosaicDecode, Tilings, TritonDecode, TritonPrefill
 from paged.attention.tuning import timer
 from paged.attention.tuning.search import Tiling, fastest, num_candidates, search
 from paged.attention.tuning.workloads import Case, Layer, Workload, cases
 from paged.cache import CacheSpec
+
+BF16 = jnp.dtype("bfloat16")
 
 LAYER = Layer(8, CacheSpec(2, 5, 16, 2, 64, jnp.dtype("bfloat16")), jnp.dtype("bfloat16"), "triton")
 FULL = cases(1024, 8192, 131072)
@@ -142,15 +144,32 @@ def test_on_hopper_what_mosaic_leaves_to_triton_is_tried_for_triton() -> None:
     assert kinds(128, 24) == {TritonDecode}
 
 
+def test_latents_are_tried_for_all_kernels_that_take_them() -> None:
+    def found(heads: int, decode: bool) -> list[Tiling]:
+        cache = CacheSpec(1, 5, 16, 1, 576, BF16, latent_rank=512)
+        layer = Layer(heads, cache, BF16, "mosaic")
+        return [each for case in FULL if case.decode == decode for each in case.candidates(layer)]
+
+    of_few = [each for each in found(16, True) if isinstance(each, MosaicDecode)]
+    assert set(of_few) == {MosaicDecode(residents=1)}
+    assert {type(each) for each in found(16, True)} == {MosaicDecode, TritonDecode}
+    assert {type(each) for each in found(128, True)} == {TritonDecode}
+    assert {type(each) for each in found(16, False)} == {TritonPrefill}
+
+
+DECODING = Case(True, 2, (Workload(2, 1, 20), Workload(2, 1, 40)))
+
+
 @pytest.mark.parametrize(
-    ("kv_dtype", "case"),
+    ("cache", "case"),
     [
-        ("bfloat16", Case(True, 2, (Workload(2, 1, 20), Workload(2, 1, 40)))),
-        ("int8", Case(False, 40, (Workload(1, 40, 24),))),
+        (CacheSpec(2, 5, 16, 2, 64, BF16), DECODING),
+        (CacheSpec(2, 5, 16, 2, 64, jnp.dtype("int8")), Case(False, 40, (Workload(1, 40, 24),))),
+        (CacheSpec(2, 5, 16, 1, 256, BF16, latent_rank=64), DECODING),
     ],
-    ids=["decode", "prefill"],
+    ids=["decode", "prefill", "latents"],
 )
-def test_programs_run(kv_dtype: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_run(cache: CacheSpec, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the clock, in the interpreter."""
     calls = []
 
@@ -164,8 +183,7 @@ def test_programs_run(kv_dtype: str, case: Case, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(timer, "device_microseconds", count)
     monkeypatch.setattr(timer, "_COLD_BYTES", 30_000)
     monkeypatch.setattr(timer, "_FEWEST_CALLS", 1)
-    cache = CacheSpec(2, 5, 16, 2, 64, jnp.dtype(kv_dtype))
-    gpu = timer.GpuTimer(Layer(8, cache, jnp.dtype("bfloat16"), "triton"), pool_bytes=300_000)
+    gpu = timer.GpuTimer(Layer(8, cache, BF16, "triton"), pool_bytes=300_000)
     program = gpu.compile(case, case.candidates(LAYER)[0], may_spill=False)
     assert gpu.microseconds(case, program) == (1e3,) * len(case.workloads)
     assert len(calls) == len(case.workloads)

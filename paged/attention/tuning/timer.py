@@ -163,8 +163,10 @@ def _filled_pages(layer: Layer) -> Pages:
 
     @jax.jit
     def fill() -> Pages:
-        shape = (filled, cache.page_size, 2 * cache.num_kv_heads, cache.head_dim)
+        heads = () if cache.latent_rank is not None else (2 * cache.num_kv_heads,)
+        shape = (filled, cache.page_size, *heads, cache.head_dim)
         some = as_stored(jax.random.normal(jax.random.key(0), shape, layer.dtype), cache.dtype)
+        some = replace(some, latent_rank=cache.latent_rank)
         return jax.tree.map(
             lambda x: jnp.tile(x, (repeats, *[1] * (x.ndim - 1)))[: cache.num_pages], some
         )
