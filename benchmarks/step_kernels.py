@@ -232,6 +232,7 @@ def step_shapes(args: argparse.Namespace, source: ModelSource) -> StepShapes:
             num_kv_heads=model.num_kv_heads,
             head_dim=model.head_dim,
             dtype=DTYPE,
+            latent_rank=model.latent_rank,
         ),
         buckets=Buckets.make(MAX_NUM_SEQS, MAX_NUM_TOKENS, fewest_rows=FEWEST_ROWS_ON_GPU),
         max_model_len=MAX_MODEL_LEN,
