@@ -169,8 +169,9 @@ class LLM:
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises RuntimeError under skip_tokenizer_init."""
-        pooling = isinstance(self._loaded, PoolingEngine)
-        tokenizer = self._loaded.tokenizer if pooling else self._loaded.front.tokenizer
+        loaded = self._loaded
+        front = loaded.reader if isinstance(loaded, PoolingEngine) else loaded.front
+        tokenizer = front.tokenizer
         if tokenizer is None:
             raise RuntimeError("the engine was started with skip_tokenizer_init")
         return tokenizer

@@ -144,11 +144,11 @@ def _score_activation(model: Mapping[str, Any]) -> str | None:
 
 
 def _dimensions(model: Mapping[str, Any]) -> tuple[int, ...] | None:
-    sizes = model.get("matryoshka_dimensions")
-    if sizes:
-        return tuple(
-            count({"matryoshka_dimensions": size}, "matryoshka_dimensions") for size in sizes
-        )
+    key = "matryoshka_dimensions"
+    if sizes := model.get(key):
+        if not isinstance(sizes, list):
+            raise ConfigError(f"{key!r} must be a list of numbers, found {shown(sizes)}")
+        return tuple(count({key: size}, key) for size in sizes)
     return None if flag(model, "is_matryoshka") else ()
 
 

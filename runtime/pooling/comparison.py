@@ -10,9 +10,7 @@ import numpy as np
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.pooling.outputs import ScoringOutput, ScoringRequestOutput
 from paged.runtime.pooling.reader import Reader, Tokens
-from paged.runtime.pooling.waiting import Vectors
-
-_TINY = 1e-12
+from paged.runtime.pooling.vectors import Vectors, normalized
 
 
 @dataclass(frozen=True)
@@ -50,9 +48,8 @@ class Comparison:
             scores, tokens = vectors[:, 0], [text.token_ids for text in self.texts]
         else:
             first, second = np.array(self.pairs).T
-            scores = np.sum(vectors[first] * vectors[second], axis=1)
-            lengths = np.linalg.norm(vectors, axis=1)
-            scores = scores / np.maximum(lengths[first] * lengths[second], _TINY)
+            directions = normalized(vectors)
+            scores = np.sum(directions[first] * directions[second], axis=1)
             tokens = [self.texts[a].token_ids + self.texts[b].token_ids for a, b in self.pairs]
         return [
             ScoringRequestOutput(ids, ScoringOutput(float(score)))

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Self
 
-import numpy as np
-
 from paged.models.tokenizer import Tokenizer
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import find_model, load_tokenizer
@@ -23,7 +21,7 @@ from paged.runtime.pooling.outputs import (
     ScoringRequestOutput,
 )
 from paged.runtime.pooling.reader import Reader, Tokens
-from paged.runtime.pooling.waiting import Vectors
+from paged.runtime.pooling.vectors import Vectors, normalized
 from paged.runtime.pooling.worker import Runner, Worker
 
 Advance = Callable[[int], object]
@@ -117,7 +115,7 @@ class PoolingEngine:
         def finish(vectors: Vectors) -> list[EmbeddingRequestOutput]:
             cut = vectors[:, :dimensions]
             if renormalize:
-                cut = cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
+                cut = normalized(cut)
             return [
                 EmbeddingRequestOutput(text.token_ids, EmbeddingOutput(vector))
                 for text, vector in zip(texts, cut, strict=True)

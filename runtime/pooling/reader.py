@@ -76,10 +76,9 @@ class Reader:
         """
         room = self._room(self._limit(truncate), is_pair=True)
         flat = self._encode([text for pair in pairs for text in pair], room is not None)
-        return [
-            self._checked(self._finished(*_cut(list(two), room), add_special_tokens=True))
-            for two in zip(flat[::2], flat[1::2], strict=True)
-        ]
+        both = zip(flat[::2], flat[1::2], strict=True)
+        cut = [_cut([first, second], room) for first, second in both]
+        return [self._checked(self._finished(first, second)) for first, second in cut]
 
     def _limit(self, truncate: int | None) -> int | None:
         if truncate is None:
@@ -125,7 +124,7 @@ class Reader:
             raise InvalidRequest("the input holds lone surrogates", "input") from None
 
     def _finished(
-        self, first: Encoding, second: Encoding | None, add_special_tokens: bool
+        self, first: Encoding, second: Encoding | None, add_special_tokens: bool = True
     ) -> Tokens:
         """Put the special tokens of the model around one text or two."""
         assert self.tokenizer is not None, "who encoded a text has a tokenizer"

@@ -18,7 +18,8 @@ from paged.models.embedder import Embedder
 from paged.models.loading.progress import progress
 from paged.runtime.compiles import num_compiles
 from paged.runtime.pooling.grid import Grid, Shape
-from paged.runtime.pooling.waiting import Batch, Vectors
+from paged.runtime.pooling.vectors import Vectors
+from paged.runtime.pooling.waiting import Batch
 from paged.runtime.program_store import load_or_compile, named_apart
 
 Programs = dict[Shape, Compiled]

@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paged.runtime.pooling.grid import Grid, Shape
 from paged.runtime.pooling.reader import Tokens
-
-Vectors = NDArray[np.float32]
+from paged.runtime.pooling.vectors import Vectors
 
 
 @dataclass(eq=False)
@@ -32,11 +30,11 @@ class Request:
     finish: Callable[[Vectors], Any]
     advance: Callable[[int], object]
     future: Future[Any] = field(default_factory=Future)
-    vectors: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    vectors: dict[int, Vectors] = field(default_factory=dict)
 
-    def deliver(self, index: int, vector: NDArray[np.float32]) -> None:
+    def deliver(self, place: int, vector: Vectors) -> None:
         """Take the vector of a text; the last one makes the answer."""
-        self.vectors[index] = vector
+        self.vectors[place] = vector
         self.advance(1)
         if len(self.vectors) < len(self.texts) or not self.future.set_running_or_notify_cancel():
             return
@@ -53,15 +51,15 @@ class Request:
 
 
 class Text(NamedTuple):
-    """A text of a request; `number` counts texts in the order of their arrival."""
+    """A text of a request, at `place` there; `number` counts texts as they come."""
 
     request: Request
-    index: int
+    place: int
     number: int
 
     @property
     def tokens(self) -> Tokens:
-        return self.request.texts[self.index]
+        return self.request.texts[self.place]
 
 
 class Batch(NamedTuple):
@@ -83,9 +81,9 @@ class Waiting:
         return sum(map(len, self._queues.values()))
 
     def add(self, request: Request) -> None:
-        for index, tokens in enumerate(request.texts):
+        for place, tokens in enumerate(request.texts):
             queue = self._queues[self.grid.length_for(len(tokens.token_ids))]
-            queue.append(Text(request, index, self._num_added))
+            queue.append(Text(request, place, self._num_added))
             self._num_added += 1
 
     def take(self) -> Batch | None:

@@ -14,7 +14,8 @@ from paged.runtime.errors import EngineDead
 from paged.runtime.messages import EngineStats
 from paged.runtime.pooling.grid import Grid
 from paged.runtime.pooling.reader import Tokens
-from paged.runtime.pooling.waiting import Batch, Request, Vectors, Waiting
+from paged.runtime.pooling.vectors import Vectors
+from paged.runtime.pooling.waiting import Batch, Request, Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +152,7 @@ class Worker:
         vectors = launched.read()
         self._counts.running -= len(batch.texts)
         for text, vector in zip(batch.texts, vectors, strict=False):  # rows may be empty
-            text.request.deliver(text.index, vector)
+            text.request.deliver(text.place, vector)
 
     def _end_all(self) -> None:
         assert self._closed is not None, "what ends here is not followed by more"
