@@ -67,7 +67,7 @@ def pair_up(queries: str | Sequence[str], documents: str | Sequence[str]) -> lis
     second = [documents] if isinstance(documents, str) else list(documents)
     if not first or not second or len(first) not in (1, len(second)):
         raise InvalidRequest(
-            f"{len(first)} and {len(second)} texts cannot be paired: give one and any number, or "
-            "as many of the one as of the other"
+            f"{len(first)} and {len(second)} texts cannot be paired: give one first text and any "
+            "number of second ones, or as many of the one as of the other"
         )
     return list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
