@@ -41,7 +41,5 @@ def _documents(body: RerankRequest) -> list[Document]:
     if not body.documents:
         raise InvalidRequest("documents must not be empty", "documents")
     if body.top_n is not None and body.top_n < 0:
-        raise InvalidRequest(
-            f"top_n must be at least 0, which means all, got {body.top_n}", "top_n"
-        )
+        raise InvalidRequest(f"top_n must be at least 0 (all of them), got {body.top_n}", "top_n")
     return [Document(each) if isinstance(each, str) else each for each in body.documents]

@@ -94,6 +94,8 @@ def _modules(path: Path) -> list[tuple[str, str]]:
     """Class name and folder of each module."""
     try:
         entries = parse_value(path.read_bytes())
+        if not isinstance(entries, list):
+            raise TypeError(f"it holds {shown(entries)}")
         return [(str(each["type"]).rpartition(".")[2], str(each["path"])) for each in entries]
     except (OSError, NotAnObject, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is no list of modules: {error}") from error

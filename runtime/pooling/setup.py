@@ -125,17 +125,23 @@ def make_embedder(model: ModelConfig, settings: EmbeddingSettings, *, backend: s
     of an encoder, the last of a decoder, and vectors of length 1.
 
     Raises:
-        ConfigError: a classifier that does not give one score.
+        ConfigError: layers that do not go together, or a classifier that gives not one score.
     """
-    is_encoder = model.architecture in ENCODERS
-    usual = Pooling("cls" if is_encoder else "last")
+    pooling = settings.pooling or Pooling("cls" if model.architecture in ENCODERS else "last")
+    size = model.hidden_size
+    for module in pooling.dense:
+        if module.inputs != size:
+            raise ConfigError(
+                f"the layer in {module.folder!r} takes {module.inputs} numbers, and vectors have "
+                f"{size}"
+            )
+        size = module.outputs
     if model.architecture.endswith(CLASSIFIERS) and model.extras.num_labels != 1:
         raise ConfigError(
             f"this {model.architecture} has {model.extras.num_labels} labels; only those with one, "
             "which is a score, are supported"
         )
-    activation = settings.activation or "Sigmoid"
-    return Embedder(model, settings.pooling or usual, activation, backend)
+    return Embedder(model, pooling, settings.activation or "Sigmoid", backend)
 
 
 def check_memory(budget: int, weights: int, steps: int) -> None:
