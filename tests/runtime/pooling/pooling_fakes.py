@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,12 +73,15 @@ class FakeRunner:
 
     Attributes:
         fails_at: the batch, from 0, that cannot be read; refuses_at: or launched.
+        pause: seconds that launching takes.
         gate: while it is cleared, launching waits.
+        entered: set by the first launch.
         batches: all that were launched.
     """
 
     fails_at: int | None = None
     refuses_at: int | None = None
+    pause: float = 0.0
     gate: threading.Event = field(default_factory=threading.Event)
     entered: threading.Event = field(default_factory=threading.Event)
     batches: list[Batch] = field(default_factory=list)
@@ -91,6 +95,7 @@ class FakeRunner:
     def launch(self, batch: Batch) -> Launched:
         self.entered.set()
         assert self.gate.wait(20)
+        time.sleep(self.pause)
         if self.refuses_at == len(self.batches):
             raise RuntimeError("out of memory")
         self.batches.append(batch)
