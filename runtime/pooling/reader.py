@@ -53,18 +53,10 @@ class Reader:
         limit = self._limit(truncate)
         parts = [take_apart(prompt, "") for prompt in prompts]
         written = [part.text for part in parts if part.token_ids is None and part.text is not None]
-        room = self._room(limit, is_pair=False) if add_special_tokens and written else limit
-        encodings = iter(self._encode(written, room is not None))
-
-        def tokens_of_text() -> Tokens:
-            [encoding] = _cut([next(encodings)], room)
-            return self._finished(encoding, None, add_special_tokens)
-
+        encoded = iter(self._texts(written, limit, add_special_tokens))
         return [
             self._checked(
-                tokens_of_text()
-                if part.token_ids is None
-                else Tokens(part.token_ids[:limit], [0] * len(part.token_ids[:limit]))
+                next(encoded) if part.token_ids is None else _of_one_type(part.token_ids[:limit])
             )
             for part in parts
         ]
@@ -79,6 +71,11 @@ class Reader:
         both = zip(flat[::2], flat[1::2], strict=True)
         cut = [_cut([first, second], room) for first, second in both]
         return [self._checked(self._finished(first, second)) for first, second in cut]
+
+    def _texts(self, texts: list[str], limit: int | None, add_special_tokens: bool) -> list[Tokens]:
+        room = self._room(limit, is_pair=False) if add_special_tokens and texts else limit
+        cut = [_cut([each], room)[0] for each in self._encode(texts, room is not None)]
+        return [self._finished(each, None, add_special_tokens) for each in cut]
 
     def _limit(self, truncate: int | None) -> int | None:
         if truncate is None:
@@ -152,6 +149,10 @@ class Reader:
             f"{size}. Shorten it, or have it cut with truncate_prompt_tokens.",
             "input_tokens",
         )
+
+
+def _of_one_type(token_ids: list[int]) -> Tokens:
+    return Tokens(token_ids, [0] * len(token_ids))
 
 
 def _cut(encodings: list[Encoding], room: int | None) -> list[Encoding]:

@@ -56,13 +56,13 @@ def _compile(embedder: Embedder, params: Any, shape: Shape) -> Compiled:
     args = (params, packed)
 
     def make() -> Compiled:
-        step = named_apart(partial(_embed, embedder), "embed")
+        step = named_apart(partial(embed, embedder), "embed")
         return jax.jit(step).lower(*args).compile()
 
     return load_or_compile(("embed", embedder, args), make)
 
 
-def _embed(embedder: Embedder, params: Any, packed: jax.Array) -> jax.Array:
+def embed(embedder: Embedder, params: Any, packed: jax.Array) -> jax.Array:
     """Vectors of a batch as `pack` makes it."""
     length = packed.shape[1] // 2
     tokens, types, lengths = jnp.split(packed, (length, 2 * length), axis=1)

@@ -74,17 +74,37 @@ def prepare_pooling(config: EngineConfig, source: ModelSource, *, progress: bool
     use_compile_cache(config.compile_cache_dir)
     device = jax.devices()[0]
     settings = EmbeddingSettings() if source.folder is None else read_settings(source.folder)
-    budget = None if device.platform == "cpu" else free_memory(device)
     length = model_length(config.max_model_len, source.config, settings)
-    limits = step_limits(config, budget)
-    grid = Grid.make(length, limits.max_num_seqs, limits.max_num_batched_tokens)
     embedder = make_embedder(
         source.config.for_length(length),
         settings,
         backend=choose_backend(config.attention_backend, device),
     )
+    budget = None if device.platform == "cpu" else free_memory(device)
+    limits = step_limits(config, budget)
+    grid = Grid.make(length, limits.max_num_seqs, limits.max_num_batched_tokens)
+    runner = _load(config, source, embedder, grid, budget, progress=progress)
+    abilities = Abilities(
+        scores=embedder.scores,
+        size=embedder.size,
+        dimensions=settings.dimensions,
+        normalized=embedder.pooling.normalize,
+    )
+    return Ready(runner, grid, abilities, length, settings.lowercase)
+
+
+def _load(
+    config: EngineConfig,
+    source: ModelSource,
+    embedder: Embedder,
+    grid: Grid,
+    budget: int | None,
+    *,
+    progress: bool,
+) -> PoolingRunner:
+    """Compile every program, see that all fits `budget` (bytes), and load the weights."""
+    device, specs = jax.devices()[0], embedder.specs()
     dtype = resolve_dtype(config.dtype, source.config, device.platform)
-    specs = embedder.specs()
     with timed("Compiled the steps"):
         shapes = for_device(param_shapes(specs, dtype), device)
         programs = compile_programs(embedder, grid, shapes, show_progress=progress)
@@ -93,14 +113,7 @@ def prepare_pooling(config: EngineConfig, source: ModelSource, *, progress: bool
     with timed(f"Loaded {source.name}"):
         params = load_embedder(embedder, source, dtype, seed=config.seed, progress=progress)
         params = jax.block_until_ready(for_device(params, device))
-    abilities = Abilities(
-        scores=embedder.scores,
-        size=embedder.size,
-        dimensions=settings.dimensions,
-        normalized=embedder.pooling.normalize,
-    )
-    runner = PoolingRunner(programs, params)
-    return Ready(runner, grid, abilities, length, settings.lowercase)
+    return PoolingRunner(programs, params)
 
 
 def model_length(wanted: int | None, model: ModelConfig, settings: EmbeddingSettings) -> int:

@@ -51,7 +51,7 @@ ROBERTA = ENCODER | {"type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 
 
 
 def models() -> dict[str, PreTrainedModel]:
-    score = {"num_labels": 1}
+    score: dict[str, Any] = {"num_labels": 1}
     return {
         "bert": BertModel(BertConfig(**ENCODER), add_pooling_layer=False),
         "bert_tanh_gelu": BertModel(BertConfig(**ENCODER, hidden_act="gelu_new")),

@@ -81,7 +81,7 @@ def test_a_request_cancelled_on_its_way_harms_nobody(engine, runner):
 
 
 def test_progress_is_told(engine):
-    told = []
+    told: list[int] = []
     engine.embed(engine.reader.texts(["a", "b" * 20]), advance=told.append).result(SECONDS)
     assert sum(told) == 2
 

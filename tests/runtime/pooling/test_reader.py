@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from paged.runtime.errors import InvalidRequest
@@ -27,7 +29,7 @@ def test_texts_get_the_models_special_tokens():
 
 
 def test_token_ids_stay_as_they_are():
-    prompts = [[A, B], {"prompt_token_ids": [C]}, {"prompt": "d"}, "a"]
+    prompts: list[Any] = [[A, B], {"prompt_token_ids": [C]}, {"prompt": "d"}, "a"]
     tokens = reader().texts(prompts)
     assert [each.token_ids for each in tokens] == [[A, B], [C], [CLS, D, SEP], [CLS, A, SEP]]
 
