@@ -14,7 +14,6 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=False),
     "gelu_new": partial(jax.nn.gelu, approximate=True),
     "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
-    "relu": jax.nn.relu,
 }
 
 
