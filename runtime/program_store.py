@@ -18,8 +18,8 @@ import pickle
 import platform
 import secrets
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -35,6 +35,25 @@ _DIGEST_SIZE = hashlib.sha256().digest_size
 _SECONDS_UNUSED = 30 * 24 * 3600
 
 
+def keeps_programs() -> bool:
+    """Whether there is a folder for them."""
+    return jax.config.jax_compilation_cache_dir is not None
+
+
+@contextmanager
+def kept_once() -> Iterator[None]:
+    """Here JAX's own cache takes nothing. It would write every program once more, and Python, which
+    lowers the next ones, stands still while a program is made into bytes.
+    """
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = jax.config.values[name]
+    jax.config.update(name, float("inf"))
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
 def load_or_compile(what: Any, make: Callable[[], Compiled]) -> Compiled:
     """The program that `make` compiles, from disk if it is there, else made and put there.
 
@@ -43,11 +62,10 @@ def load_or_compile(what: Any, make: Callable[[], Compiled]) -> Compiled:
             must tell it from every other.
         make: compiles it, from a function that was `named_apart`.
     """
-    folder = jax.config.jax_compilation_cache_dir
-    if folder is None:
+    if not keeps_programs():
         return make()
     name = hashlib.sha256(f"{_environment()}\n{what!r}".encode()).hexdigest()
-    path = Path(folder) / f"{name}.program"
+    path = Path(jax.config.jax_compilation_cache_dir) / f"{name}.program"
     return _load(path) or _keep(make(), path)
 
 
@@ -100,13 +118,11 @@ def _keep(program: Compiled, path: Path) -> Compiled:
 
 
 def _tidy(folder: Path) -> None:
-    """Forget programs that nobody has used for long, and what JAX's cache keeps of ours in vain."""
+    """Forget programs that nobody has used for long."""
     for program in folder.glob("*.program"):
         with suppress(FileNotFoundError):  # another process tidies too
             if time.time() - program.stat().st_mtime > _SECONDS_UNUSED:
                 program.unlink()
-    for copy in folder.glob("jit_paged_*-cache"):
-        copy.unlink(missing_ok=True)
 
 
 def _digest(path: Path, content: bytes) -> bytes:
