@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,11 +15,11 @@ from numpy.typing import NDArray
 
 from paged.models.embedder import Embedder
 from paged.models.loading.progress import progress
+from paged.runtime.compiler import compiler
 from paged.runtime.compiles import num_compiles
 from paged.runtime.pooling.grid import Grid, Shape
 from paged.runtime.pooling.vectors import Vectors
 from paged.runtime.pooling.waiting import Batch
-from paged.runtime.program_store import load_or_compile, named_apart
 
 Programs = dict[Shape, Compiled]
 
@@ -33,13 +32,16 @@ def compile_programs(
     Args:
         params: parameters, or their shapes.
     """
-    shapes = grid.all()
-    with ThreadPoolExecutor(max(2, os.cpu_count() or 2)) as threads:
-        compiled = threads.map(partial(_compile, embedder, params), shapes)
-        with progress(len(shapes), "Compiling", " programs", show=show_progress) as advance:
-            programs = {}
-            for shape, program in zip(shapes, compiled, strict=True):
-                programs[shape] = program
+    programs: Programs = {}
+    step = partial(embed, embedder)
+    with compiler(embedder) as submit:
+        futures = {
+            submit(("embed", *shape), (step, (params, packed_shape(shape)), ())): shape
+            for shape in grid.all()
+        }
+        with progress(len(futures), "Compiling", " programs", show=show_progress) as advance:
+            for done in as_completed(futures):
+                programs[futures[done]] = done.result()
                 advance(1)
     return programs
 
@@ -51,15 +53,9 @@ def program_memory(programs: Programs) -> int:
     return temporary + 2 * max(int(report.output_size_in_bytes) for report in reports if report)
 
 
-def _compile(embedder: Embedder, params: Any, shape: Shape) -> Compiled:
-    packed = jax.ShapeDtypeStruct((shape.rows, 2 * shape.length + 1), jnp.int32)
-    args = (params, packed)
-
-    def make() -> Compiled:
-        step = named_apart(partial(embed, embedder), "embed")
-        return jax.jit(step).lower(*args).compile()
-
-    return load_or_compile(("embed", embedder, args), make)
+def packed_shape(shape: Shape) -> jax.ShapeDtypeStruct:
+    """That of what `pack` makes."""
+    return jax.ShapeDtypeStruct((shape.rows, 2 * shape.length + 1), jnp.int32)
 
 
 def embed(embedder: Embedder, params: Any, packed: jax.Array) -> jax.Array:
@@ -71,8 +67,8 @@ def embed(embedder: Embedder, params: Any, packed: jax.Array) -> jax.Array:
 
 def pack(batch: Batch) -> NDArray[np.int32]:
     """[R, 2 * L + 1]: tokens, their types, and how many they are. Empty rows have one token, 0."""
-    rows, length = batch.shape
-    packed = np.zeros((rows, 2 * length + 1), np.int32)
+    length = batch.shape.length
+    packed = np.zeros(packed_shape(batch.shape).shape, np.int32)
     packed[:, -1] = 1
     for row, text in zip(packed, batch.texts, strict=False):
         token_ids, types = text.tokens

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -13,7 +12,8 @@ from paged.models.embedder import Embedder
 from paged.models.pooling import Pooling
 from paged.models.registry import model_config
 from paged.models.weights import for_device, param_shapes
-from paged.runtime.pooling.runner import embed
+from paged.runtime.pooling.grid import Shape
+from paged.runtime.pooling.runner import embed, packed_shape
 from tests.paged import aot
 
 pytestmark = [
@@ -44,7 +44,7 @@ def test_scores_of_all_places_are_never_held_at_once(
     config = model_config(SIZES | {"architectures": [architecture], "head_dim": 64})
     embedder = Embedder(config, Pooling(kind), backend="mosaic")
     params = for_device(param_shapes(embedder.specs(), jnp.dtype("bfloat16")), aot.H200.device)
-    packed = jax.ShapeDtypeStruct((rows, 2 * length + 1), jnp.int32)
+    packed = packed_shape(Shape(rows, length))
     program = aot.compile_for_h200(partial(embed, embedder), params, packed, may_spill=True)
     report = program.memory_analysis()
     assert report is not None
