@@ -155,6 +155,8 @@ def get_family(architecture: str) -> Family:
     Raises:
         ConfigError: no family runs it.
     """
+    if architecture in ENCODERS:
+        raise ConfigError(f"{architecture} is an encoder, and this takes decoders alone")
     family = FAMILIES.get(architecture) or FAMILIES.get(_headed(architecture))
     if family is None:
         raise ConfigError(
