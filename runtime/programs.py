@@ -142,7 +142,13 @@ def _stand_back() -> None:
 
 def _compile(shapes: StepShapes, key: Key, job: Job, lowering: ThreadPoolExecutor) -> Compiled:
     function, args, donated = job
-    fixed = (shapes.model, shapes.buckets, shapes.max_model_len, shapes.backend)
+    fixed = (
+        shapes.model,
+        shapes.buckets,
+        shapes.max_model_len,
+        shapes.backend,
+        shapes.tilings,
+    )
 
     def lower() -> tuple[Lowered, float]:
         started = time.perf_counter()
