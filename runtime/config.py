@@ -88,6 +88,12 @@ class EngineConfig:
     attention_backend: Literal["auto", "xla", "triton", "mosaic"] = option(
         "auto", "Attention over pages; auto is mosaic on Hopper, triton on other GPUs, else xla."
     )
+    attention_tuning_seconds: float = option(
+        20.0,
+        "Most seconds of a start that go into timing attention kernels, once for each kind of GPU "
+        "and heads that nobody has timed yet; 0 for none. What is found is kept in the compilation "
+        "cache.",
+    )
     compile_cache_dir: str | None = option(
         None, "Folder of the persistent compilation cache; default ~/.cache/paged/jit, '' for none."
     )
@@ -102,6 +108,11 @@ class EngineConfig:
             raise ConfigError(
                 "--gpu-memory-utilization must be above 0 and at most 1, "
                 f"got {self.gpu_memory_utilization}"
+            )
+        if not 0 <= self.attention_tuning_seconds < float("inf"):
+            raise ConfigError(
+                "--attention-tuning-seconds must be at least 0 and finite, "
+                f"got {self.attention_tuning_seconds}"
             )
         if not 0 <= self.max_logprobs <= MAX_LOGPROBS:
             raise ConfigError(

@@ -31,6 +31,9 @@ from jax.stages import Compiled
 
 logger = logging.getLogger(__name__)
 
+KINDS = ("program", "tilings")
+"""Endings of the files that are kept, all for as long as they are in use."""
+
 _DIGEST_SIZE = hashlib.sha256().digest_size
 _SECONDS_UNUSED = 30 * 24 * 3600
 
@@ -62,11 +65,23 @@ def load_or_compile(what: Any, make: Callable[[], Compiled]) -> Compiled:
             must tell it from every other.
         make: compiles it, from a function that was `named_apart`.
     """
-    if not keeps_programs():
-        return make()
+    path = path_for(what, "program")
+    return make() if path is None else _load(path) or _keep(make(), path)
+
+
+def path_for(what: Any, kind: str) -> Path | None:
+    """Where that is kept which is made from this source, by this compiler, for this device.
+
+    Args:
+        what: see `load_or_compile`.
+        kind: one of `KINDS`.
+
+    Returns:
+        The file, whether there is one yet or not; None without a folder.
+    """
+    folder = jax.config.jax_compilation_cache_dir
     name = hashlib.sha256(f"{_environment()}\n{what!r}".encode()).hexdigest()
-    path = Path(jax.config.jax_compilation_cache_dir) / f"{name}.program"
-    return _load(path) or _keep(make(), path)
+    return None if folder is None else Path(folder) / f"{name}.{kind}"
 
 
 def named_apart(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -102,27 +117,31 @@ def _load(path: Path) -> Compiled | None:
 
 
 def _keep(program: Compiled, path: Path) -> Compiled:
-    """Write the program, whole or not at all; a disk that is full costs only the next start."""
     content = pickle.dumps(serialize_executable.serialize(program))
+    keep(path, _digest(path, content) + content)
+    return program
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all; a disk that is full costs only the next start."""
     unfinished = path.with_suffix(f".{secrets.token_hex(8)}")
     try:
         try:
-            unfinished.write_bytes(_digest(path, content) + content)
+            unfinished.write_bytes(content)
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
         _tidy(path.parent)
     except OSError as error:
         logger.warning("%s was not kept for the next start: %s", path, error)
-    return program
 
 
 def _tidy(folder: Path) -> None:
-    """Forget programs that nobody has used for long."""
-    for program in folder.glob("*.program"):
+    """Forget what nobody has used for long."""
+    for kept in (path for kind in KINDS for path in folder.glob(f"*.{kind}")):
         with suppress(FileNotFoundError):  # another process tidies too
-            if time.time() - program.stat().st_mtime > _SECONDS_UNUSED:
-                program.unlink()
+            if time.time() - kept.stat().st_mtime > _SECONDS_UNUSED:
+                kept.unlink()
 
 
 def _digest(path: Path, content: bytes) -> bytes:

@@ -98,7 +98,8 @@ def _report(program: Compiled) -> Any:
 
 
 def _compiler(shapes: StepShapes) -> AbstractContextManager[Submit]:
-    return compiler((shapes.model, shapes.buckets, shapes.max_model_len, shapes.backend))
+    fixed = (shapes.model, shapes.buckets, shapes.max_model_len, shapes.backend, shapes.tilings)
+    return compiler(fixed)
 
 
 def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
