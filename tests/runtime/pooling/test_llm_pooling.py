@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paged.models.embedder import Embedder
+from paged.models.loading import resolve_model
+from paged.models.pooling import Pooling
+from paged.models.weights import param_shapes
 from paged.runtime import llm as llm_module
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError, EngineDead, InvalidRequest, Unsupported
 from paged.runtime.llm import LLM
 from paged.runtime.pooling.engine import wants_pooling
+from paged.runtime.pooling.grid import Grid
+from paged.runtime.pooling.runner import compile_programs, program_memory
+from paged.runtime.pooling.setup import check_memory
 from tests.models.harness import load_golden, write_checkpoint
 from tests.models.test_embedder_goldens import golden_of
 from tests.models.test_modules import MEAN, write, write_modules
@@ -217,6 +226,31 @@ def test_a_dense_layer_must_fit(folder, load):
     write(path, "2_Dense/config.json", {"in_features": 9, "out_features": 3})
     with pytest.raises(ConfigError, match="'2_Dense' takes 9 numbers, and vectors have 72"):
         load(path)
+
+
+def test_weights_and_steps_must_fit_together():
+    check_memory(3 * 2**30, 2**31, 2**30)
+    with pytest.raises(ConfigError, match=r"2\.00 GiB.*1\.00 GiB.*2\.50 GiB"):
+        check_memory(5 * 2**29, 2**31, 2**30)
+
+
+def test_the_memory_of_steps_is_known(folder):
+    source = resolve_model(folder("bert"))
+    embedder = Embedder(source.config, Pooling("mean"))
+    params = param_shapes(embedder.specs(), jnp.dtype("float32"))
+    programs = compile_programs(embedder, Grid.make(16, 1, 16), params, show_progress=False)
+    assert program_memory(programs) > 16 * 100 * 4, "the inner values of a layer"
+
+
+def test_an_interrupt_ends_the_request():
+    class Interrupted(Future[None]):
+        def result(self, timeout: float | None = None) -> None:
+            raise KeyboardInterrupt
+
+    future = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        llm_module._result(future)
+    assert future.cancelled()
 
 
 def test_engines_for_text_refuse_such_a_model(folder):
