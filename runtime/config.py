@@ -89,7 +89,7 @@ class EngineConfig:
         "auto", "Attention over pages; auto is mosaic on Hopper, triton on other GPUs, else xla."
     )
     attention_tuning_seconds: float = option(
-        20.0,
+        40.0,
         "Most seconds of a start that go into timing attention kernels, once for each kind of GPU "
         "and heads that nobody has timed yet; 0 for none. What is found is kept in the compilation "
         "cache.",
