@@ -125,4 +125,5 @@ class Embedder:
             num_kv_heads=self.config.num_kv_heads,
             head_dim=self.config.head_dim,
             dtype=params.body.embedding.table.dtype,
+            latent_rank=self.config.latent_rank,
         )

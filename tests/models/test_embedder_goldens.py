@@ -15,7 +15,7 @@ from paged.models.embedder import Embedder, EmbedderParams
 from paged.models.loading import CheckpointError, resolve_model
 from paged.models.loading.bodies import load_embedder
 from paged.models.pooling import Pooling
-from tests.models.harness import GOLDENS, load_golden, write_checkpoint
+from tests.models.harness import GOLDENS, load_golden, tiny_tensors, write_checkpoint
 
 NAMES = sorted(path.stem for path in (GOLDENS / "embedders").glob("*.json"))
 TOLERANCE = 1e-4
@@ -93,6 +93,16 @@ def test_attention_in_several_turns_is_the_same(monkeypatch):
     np.testing.assert_allclose(encoder.attend(q, k, v, lengths), whole, atol=1e-6)
     monkeypatch.setattr(encoder, "_MOST_SCORES", 1)
     np.testing.assert_allclose(encoder.attend(q, k, v, lengths), whole, atol=1e-6)
+
+
+def test_a_decoder_over_latents_gives_what_its_head_reads(tmp_path):
+    golden = load_golden("deepseek_v3")
+    text, following = golden["prompt"][:40], golden["prompt"][40]
+    embedder, params = load(golden, tmp_path, "last")
+    texts = [{"tokens": text, "types": [0] * len(text)}]
+    [vector] = compute(embedder, params, golden | {"texts": texts})
+    logprobs = jax.nn.log_softmax(tiny_tensors(golden)["lm_head.weight"] @ vector)
+    assert logprobs[following] == pytest.approx(golden["prompt_logprobs"][39], abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta_score", "qwen3_body"])

@@ -74,10 +74,8 @@ def obstacle(q: jax.Array | jax.ShapeDtypeStruct, pages: Pages) -> str | None:
     group = q.shape[1] // pages.kv_heads
     if group > _MAX_GROUP:
         return f"it takes up to {_MAX_GROUP} query heads for each key/value head, not {group}"
-    return prefill.obstacle(q, pages) if pages.latent_rank is None else _latent_obstacle(q, pages)
-
-
-def _latent_obstacle(q: jax.Array | jax.ShapeDtypeStruct, pages: Pages) -> str | None:
+    if pages.latent_rank is None:
+        return prefill.obstacle(q, pages)
     sizes = q.shape[-1], pages.latent_rank
     if pages.dtype != q.dtype or q.dtype.itemsize != 2:
         return f"it takes latents and queries alike in 16 bits, not {pages.dtype} and {q.dtype}"
