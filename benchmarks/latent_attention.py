@@ -148,12 +148,16 @@ def attend(
     q: jax.Array, pages: Pages, tables: list[jax.Array], *, case: Case, backend: str
 ) -> list[jax.Array]:
     """One layer's attention over each of several page tables, as layers follow each other."""
-    kernels, meta = BACKENDS[backend](), metadata(case, backend, tables[0])
-    metas = [replace(meta, page_tables=table) for table in tables]
-    if case.query > 1:
-        return [kernels.prefill(q, pages, each, SCORING, None) for each in metas]
-    lengths = meta.context_len + 1
-    return [kernels.decode(q, pages, lengths, each, SCORING, None) for each in metas]
+    meta = metadata(case, backend, tables[0])
+
+    @jax.jit  # a function of its own, so that its kernels are lowered once
+    def attention(table: jax.Array) -> jax.Array:
+        each, kernels = replace(meta, page_tables=table), BACKENDS[backend]()
+        if case.query > 1:
+            return kernels.prefill(q, pages, each, SCORING, None)
+        return kernels.decode(q, pages, meta.context_len + 1, each, SCORING, None)
+
+    return [attention(table) for table in tables]
 
 
 def make_pool() -> Pages:
