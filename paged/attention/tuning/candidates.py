@@ -41,11 +41,12 @@ def prefill_candidates(heads: Heads, *, mosaic: bool) -> list[PrefillTiling]:
 
 def _mosaic_decode(heads: Heads) -> list[DecodeTiling]:
     """One of each number of buffers, where the programs of a multiprocessor fit into it."""
+    if heads.latent_rank is not None:  # of whose spans two fit, and no more
+        return [MosaicDecode.default(heads)]
     buffer = SPAN * heads.size * heads.dtype.itemsize
-    fewest = 3 if heads.latent_rank is None else 2
     found: dict[tuple[int, int], DecodeTiling] = {}
     for residents, kib in _RINGS:
-        buffers = max(kib * 1024 // buffer, fewest)
+        buffers = max(kib * 1024 // buffer, 3)
         if residents * buffers * buffer <= _ROOM_FOR_RINGS:
             found.setdefault((residents, buffers), MosaicDecode(residents, kib * 1024))
     return list(found.values())
