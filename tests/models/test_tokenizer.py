@@ -280,6 +280,21 @@ def test_gguf_cuts_text_as_its_model_does(pre, pieces):
     assert [piece for piece, _ in cut] == pieces
 
 
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("llama-bpe", ["camelCase", "'s", "Ġ", "123", "45", "ĠNASA", "'S", "Ġ//Ċ", "/"]),
+        ("dbrx", ["camelCase", "'s", "Ġ", "123", "45", "ĠNASA", "'S", "Ġ//Ċ", "/"]),
+        ("gpt-4o", ["camel", "Case's", "Ġ", "123", "45", "ĠNASA'S", "Ġ//Ċ/"]),
+        ("tekken", ["camel", "Case", "'s", "Ġ", "1", "2", "3", "4", "5", "ĠNASA", "'S", "Ġ//Ċ/"]),
+    ],
+)
+def test_gguf_cuts_words_where_its_model_does(pre, pieces):
+    backend = tokenizer_from_gguf(byte_level_metadata(pre)).backend
+    cut = backend.pre_tokenizer.pre_tokenize_str("camelCase's 12345 NASA'S //\n/")
+    assert [piece for piece, _ in cut] == pieces
+
+
 def test_gguf_token_that_is_no_spelling_of_bytes():
     metadata = byte_level_metadata("gpt-2")
     metadata["tokenizer.ggml.tokens"].append("a 日")
@@ -299,7 +314,7 @@ def test_gguf_special_tokens_and_template():
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"model": "bert"}, "'bert'.*gpt2, llama"), ({"pre": "tekken"}, "'tekken'.*smollm")],
+    [({"model": "bert"}, "'bert'.*gpt2, llama"), ({"pre": "jais"}, "'jais'.*smollm")],
 )
 def test_gguf_tokenizer_of_another_kind(changes, words):
     with pytest.raises(TokenizerError, match=words):
@@ -339,6 +354,33 @@ def test_gguf_sentencepiece_merges_by_score():
     pieces = [tokenizer.backend.id_to_token(i) for i in tokenizer.encode("hello")]
     assert pieces == ["<s>", "▁hello"]
     assert tokenizer.special_ids == {0, 1, 2}
+
+
+def gemma_metadata() -> dict[str, Any]:
+    """No space before the text, and tokens that are found whole: runs of spaces, ends of turns."""
+    metadata = sentencepiece_metadata() | {"tokenizer.ggml.add_space_prefix": False}
+    found_whole = {"  ": 4, "    ": 4, "\n\n": 4, "<start_of_turn>": 3, "<end_of_turn>": 3}
+    metadata["tokenizer.ggml.tokens"] += list(found_whole)
+    metadata["tokenizer.ggml.token_type"] += list(found_whole.values())
+    metadata["tokenizer.ggml.scores"] += [0.0] * len(found_whole)
+    return metadata
+
+
+def test_gguf_sentencepiece_with_the_settings_of_gemma():
+    tokenizer = tokenizer_from_gguf(gemma_metadata())
+    ids = tokenizer.encode("hello     hello\n\nlo<end_of_turn>")
+    pieces = [tokenizer.backend.id_to_token(i) for i in ids]
+    assert pieces == ["<s>", "hello", "    ", "▁hello", "\n\n", "lo", "<end_of_turn>"]
+    assert tokenizer.decode(ids) == "hello     hello\n\nlo"
+    assert tokenizer.eos_token_ids == {2, ids[-1]}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_gguf_sentencepiece_of_gemma_adds_no_space(text):
+    tokenizer = tokenizer_from_gguf(gemma_metadata())
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids) == text
+    assert b"".join(tokenizer.token_bytes(i) for i in ids) == text.encode()
 
 
 @pytest.mark.parametrize("text", TEXTS)
