@@ -12,6 +12,7 @@ from paged.attention import AttentionMetadata
 from paged.cache import PagedKVCache
 from paged.errors import ConfigError
 from paged.models import (
+    chatglm,
     cohere,
     cohere2,
     gemma,
@@ -62,7 +63,11 @@ class Family:
     configure: Callable[[Mapping[str, Any]], ModelConfig] = parse_config
 
 
+_CHATGLM = Family(chatglm.DEFAULTS, chatglm.specs, chatglm.forward, logits, chatglm.configure)
+
 FAMILIES: dict[str, Family] = {
+    "ChatGLMForConditionalGeneration": _CHATGLM,
+    "ChatGLMModel": _CHATGLM,
     "CohereForCausalLM": Family(
         cohere.DEFAULTS, cohere.specs, cohere.forward, cohere.scaled_logits, cohere.configure
     ),

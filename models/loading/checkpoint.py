@@ -23,7 +23,7 @@ from paged.models.loading.progress import progress
 from paged.models.weights import ParamSpec, param_bytes
 
 # Buffers that old exporters wrote beside the weights and nothing reads.
-_HARMLESS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|masked_bias|attn\.bias)$")
+_HARMLESS = re.compile(r"(^|\.)(rotary_(pos_)?emb\.inv_freq|masked_bias|attn\.bias)$")
 _LISTED = 5
 
 
