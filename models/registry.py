@@ -26,6 +26,7 @@ from paged.models import (
     mistral,
     mixtral,
     olmo2,
+    phi,
     phi3,
     qwen2,
     qwen2_moe,
@@ -96,6 +97,7 @@ FAMILIES: dict[str, Family] = {
         mixtral.DEFAULTS, mixtral.specs, mixtral.forward, logits, mixtral.configure
     ),
     "Olmo2ForCausalLM": Family(olmo2.DEFAULTS, olmo2.specs, olmo2.forward, logits, olmo2.configure),
+    "PhiForCausalLM": Family(phi.DEFAULTS, phi.specs, phi.forward, logits, phi.configure),
     "Phi3ForCausalLM": Family(phi3.DEFAULTS, phi3.specs, phi3.forward, logits),
     "Qwen2ForCausalLM": Family(qwen2.DEFAULTS, qwen2.specs, qwen2.forward, logits),
     "Qwen2MoeForCausalLM": Family(

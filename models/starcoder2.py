@@ -16,6 +16,7 @@ from paged.models.activations import ACTIVATIONS
 from paged.models.config import ModelConfig, parse_config
 from paged.models.layers import (
     DecoderParams,
+    Layer,
     decoder_specs,
     layer_norm,
     merge_heads,
@@ -73,7 +74,7 @@ def configure(data: Mapping[str, Any]) -> ModelConfig:
 
 def specs(config: ModelConfig) -> DecoderParams:
     """Description of the parameters."""
-    return decoder_specs(config, partial(_layer_specs, config), norm=_norm)
+    return decoder_specs(config, partial(_layer_specs, config), norm=biased_norm)
 
 
 def _layer_specs(config: ModelConfig, index: int) -> Starcoder2LayerParams:
@@ -81,22 +82,29 @@ def _layer_specs(config: ModelConfig, index: int) -> Starcoder2LayerParams:
     attention, bias = f"{prefix}.self_attn", config.attention_bias
     up, down = f"{prefix}.mlp.c_fc", f"{prefix}.mlp.c_proj"
     return Starcoder2LayerParams(
-        attention_norm=_norm(f"{prefix}.input_layernorm", size),
+        attention_norm=biased_norm(f"{prefix}.input_layernorm", size),
         qkv=qkv_projection(attention, config, bias=bias),
         out=out_projection(attention, config, bias=bias),
-        mlp_norm=_norm(f"{prefix}.post_attention_layernorm", size),
+        mlp_norm=biased_norm(f"{prefix}.post_attention_layernorm", size),
         up=linear(up, size, inner, bias=config.mlp_bias, axes=(None, "mlp")),
         down=linear(down, inner, size, bias=config.mlp_bias, axes=("mlp", None)),
     )
 
 
-def _norm(name: str, size: int) -> Any:
+def biased_norm(name: str, size: int) -> Any:
+    """Description of a layer norm with a bias."""
     bias: Any = vector(f"{name}.bias", size, "zeros")
     return Norm(norm(name, size), bias)
 
 
-def _normalise(x: jax.Array, params: Norm, config: ModelConfig) -> jax.Array:
+def normalise(x: jax.Array, params: Norm, config: ModelConfig) -> jax.Array:
+    """x [T, D] by a layer norm."""
     return layer_norm(x, params.weight, params.bias, config.norm_eps)
+
+
+def widened(up: Linear, x: jax.Array, config: ModelConfig) -> jax.Array:
+    """What stands between the two projections of an MLP without a gate: x [T, D] to [T, F]."""
+    return ACTIVATIONS[config.hidden_act](up(x).astype(jnp.float32)).astype(x.dtype)
 
 
 @partial(jax.jit, static_argnames=("config", "window"))
@@ -111,24 +119,27 @@ def layer(
     window: int | None,
 ) -> tuple[jax.Array, Pages]:
     """See `paged.models.layers.Layer`."""
-    q, k, v = split_qkv(params.qkv(_normalise(x, params.attention_norm, config)))
+    q, k, v = split_qkv(params.qkv(normalise(x, params.attention_norm, config)))
     q, k = rotate(q, angles), rotate(k, angles)
     scoring = Scoring(config.head_dim**-0.5, window)
     attended, pages = paged_attention(q, k, v, pages, meta, scoring)
     x = params.out.added_to(x, merge_heads(attended))
-    inner = params.up(_normalise(x, params.mlp_norm, config)).astype(jnp.float32)
-    inner = ACTIVATIONS[config.hidden_act](inner).astype(x.dtype)
+    inner = widened(params.up, normalise(x, params.mlp_norm, config), config)
     return params.down.added_to(x, inner), pages
 
 
-def forward(
+def decode(
+    layer: Layer,
     params: DecoderParams,
     config: ModelConfig,
     tokens: jax.Array,
     cache: PagedKVCache,
     meta: AttentionMetadata,
 ) -> tuple[jax.Array, PagedKVCache]:
-    """See `paged.models.registry.Family`."""
+    """As `paged.models.layers.decode`, with a layer norm at the end."""
     x = params.embedding.lookup(tokens)
     x, cache = run_layers(layer, params, config, x, cache, meta)
-    return _normalise(x, params.final_norm, config), cache
+    return normalise(x, params.final_norm, config), cache
+
+
+forward = partial(decode, layer)

@@ -122,6 +122,8 @@ def test_smollm3_counts_the_layers_that_do_not_rotate(interval, rotated):
         ("ChatGLM", {"add_bias_linear": True}, ["add_bias_linear", "True"]),
         ("ChatGLM", {"multi_query_attention": False}, ["multi_query_attention", "False"]),
         ("ChatGLM", {"quantization_bit": 4}, ["quantization_bit", "4"]),
+        ("Phi", {"qk_layernorm": True}, ["qk_layernorm", "True"]),
+        ("Phi", {"tie_word_embeddings": True}, ["tie_word_embeddings", "True"]),
         ("SmolLM3", {"no_rope_layers": [1, 1]}, ["no_rope_layers", "3 layers", "[1, 1]"]),
         ("SmolLM3", {"no_rope_layers": [1, 2, 0]}, ["no_rope_layers", "[1, 2, 0]"]),
         ("SmolLM3", {"no_rope_layers": 4}, ["no_rope_layers", "4"]),
@@ -146,6 +148,7 @@ NUMBERS = [
     *(("Cohere", key) for key in ("logit_scale", "layer_norm_eps")),
     *(("Starcoder2", "norm_epsilon"), ("Phi3", "partial_rotary_factor")),
     ("ChatGLM", "rope_ratio"),
+    ("Phi", "layer_norm_eps"),
 ]
 FLAGS = [("Cohere", "use_qk_norm"), ("Starcoder2", "use_bias")]
 

@@ -50,6 +50,8 @@ from transformers import (
     Olmo2ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -147,6 +149,12 @@ def gemma2(**changes: Any) -> PreTrainedModel:
 def gemma3(**changes: Any) -> PreTrainedModel:
     sizes = SIZES | ODD | {"query_pre_attn_scalar": 7, "sliding_window": 8}
     return Gemma3ForCausalLM(Gemma3TextConfig(**sizes | changes))
+
+
+def phi(**changes: Any) -> PreTrainedModel:
+    odd = {key: value for key, value in ODD.items() if key != "head_dim"}
+    turning = {"rope_parameters": rope("default", **HALF)}
+    return PhiForCausalLM(PhiConfig(**SIZES | odd | {"layer_norm_eps": 1e-3} | turning | changes))
 
 
 def phi3(**changes: Any) -> PreTrainedModel:
@@ -282,6 +290,7 @@ def models() -> dict[str, PreTrainedModel]:
             attention_bias=True,
             tie_word_embeddings=False,
         ),
+        "phi": phi(),
         "phi3": phi3(sliding_window=8),
         "phi3_longrope_short_tied": phi3(**longrope(128), tie_word_embeddings=True),
         "phi3_longrope_long": phi3(**longrope(32)),
@@ -337,7 +346,7 @@ def stored_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """What a checkpoint stores, as views of the parameters."""
     if isinstance(model, ChatGLMModel):
         return chatglm_tensors(model)
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
         tensors |= stored(name, parameter, model.config.model_type)
     return tensors
