@@ -15,7 +15,7 @@ import pytest
 from paged.models.loading.checkpoint import CheckpointError, TensorInfo, check_tensors, load_params
 from paged.models.registry import FAMILIES, get_family, model_config
 from paged.models.weights import param_bytes
-from tests.models.harness import load_golden, tiny_tensors
+from tests.models.harness import load_golden, one_golden_a_family, tiny_tensors
 from tests.models.test_goldens import NAMES
 
 F32 = jnp.dtype(jnp.float32)
@@ -51,14 +51,6 @@ def checkpoint_of(name: str) -> tuple[Any, Memory]:
     golden = load_golden(name)
     config = model_config(golden["config"])
     return get_family(config.architecture).specs(config), Memory(tiny_tensors(golden))
-
-
-def one_golden_a_family() -> list[str]:
-    """The first golden of each architecture, by name."""
-    first: dict[str, str] = {}
-    for name in NAMES:
-        first.setdefault(load_golden(name)["config"]["architectures"][0], name)
-    return sorted(first.values())
 
 
 def test_every_family_has_a_golden():
