@@ -12,7 +12,6 @@ import jax.numpy as jnp
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
-    "gelu_new": partial(jax.nn.gelu, approximate=True),  # the same by its first name
 }
 
 

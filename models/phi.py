@@ -8,21 +8,25 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import struct
 
 from paged.attention import AttentionMetadata, Scoring, paged_attention
 from paged.cache import Pages
+from paged.models.activations import ACTIVATIONS
 from paged.models.config import ModelConfig, parse_config
 from paged.models.config_values import expect
 from paged.models.layers import (
     DecoderParams,
+    LayerNorm,
+    biased_norm,
     decoder_specs,
     merge_heads,
     qkv_projection,
     split_qkv,
 )
 from paged.models.rope import Rotation, rotate
-from paged.models.starcoder2 import Norm, biased_norm, decode, normalise, widened
+from paged.models.starcoder2 import decode
 from paged.models.weights import Linear, linear
 
 DEFAULTS: dict[str, Any] = {
@@ -42,7 +46,7 @@ class PhiLayerParams:
         down: F to D.
     """
 
-    norm: Norm
+    norm: LayerNorm
     qkv: Linear
     out: Linear
     up: Linear
@@ -50,10 +54,12 @@ class PhiLayerParams:
 
 
 def configure(data: Mapping[str, Any]) -> ModelConfig:
-    """See `paged.models.registry.Family`."""
+    """The configuration. Its name for the activation is older than the one used here."""
+    expect(data, "hidden_act", "gelu_new")
     expect(data, "qk_layernorm", False)
     expect(data, "tie_word_embeddings", False)
-    return parse_config({**data, "rms_norm_eps": data["layer_norm_eps"]})
+    renamed = {"hidden_act": "gelu_pytorch_tanh", "rms_norm_eps": data["layer_norm_eps"]}
+    return parse_config({**data, **renamed})
 
 
 def specs(config: ModelConfig) -> DecoderParams:
@@ -90,13 +96,15 @@ def layer(
     window: int | None,
 ) -> tuple[jax.Array, Pages]:
     """See `paged.models.layers.Layer`."""
-    normed = normalise(x, params.norm, config)
+    normed = params.norm(x, config.norm_eps)
     q, k, v = split_qkv(params.qkv(normed))
     q, k = rotate(q, angles), rotate(k, angles)
     scoring = Scoring(config.head_dim**-0.5, window)
     attended, pages = paged_attention(q, k, v, pages, meta, scoring)
     x = params.out.added_to(x, merge_heads(attended))
-    return params.down.added_to(x, widened(params.up, normed, config)), pages
+    inner = params.up(normed).astype(jnp.float32)
+    inner = ACTIVATIONS[config.hidden_act](inner).astype(x.dtype)
+    return params.down.added_to(x, inner), pages
 
 
 forward = partial(decode, layer)

@@ -17,17 +17,17 @@ from paged.models.config import ModelConfig, parse_config
 from paged.models.layers import (
     DecoderParams,
     Layer,
+    LayerNorm,
+    biased_norm,
     decoder_specs,
-    layer_norm,
     merge_heads,
-    norm,
     out_projection,
     qkv_projection,
     run_layers,
     split_qkv,
 )
 from paged.models.rope import Rotation, rotate
-from paged.models.weights import Linear, linear, vector
+from paged.models.weights import Linear, linear
 
 # A window in config.json applies to every layer.
 DEFAULTS: dict[str, Any] = {
@@ -42,14 +42,6 @@ DEFAULTS: dict[str, Any] = {
 
 
 @struct.dataclass
-class Norm:
-    """Weights of a layer norm, each [D]."""
-
-    weight: jax.Array
-    bias: jax.Array
-
-
-@struct.dataclass
 class Starcoder2LayerParams:
     """Weights of one layer; for `qkv` and `out` see `paged.models.layers.LayerParams`.
 
@@ -58,10 +50,10 @@ class Starcoder2LayerParams:
         down: F to D.
     """
 
-    attention_norm: Norm
+    attention_norm: LayerNorm
     qkv: Linear
     out: Linear
-    mlp_norm: Norm
+    mlp_norm: LayerNorm
     up: Linear
     down: Linear
 
@@ -91,22 +83,6 @@ def _layer_specs(config: ModelConfig, index: int) -> Starcoder2LayerParams:
     )
 
 
-def biased_norm(name: str, size: int) -> Any:
-    """Description of a layer norm with a bias."""
-    bias: Any = vector(f"{name}.bias", size, "zeros")
-    return Norm(norm(name, size), bias)
-
-
-def normalise(x: jax.Array, params: Norm, config: ModelConfig) -> jax.Array:
-    """x [T, D] by a layer norm."""
-    return layer_norm(x, params.weight, params.bias, config.norm_eps)
-
-
-def widened(up: Linear, x: jax.Array, config: ModelConfig) -> jax.Array:
-    """What stands between the two projections of an MLP without a gate: x [T, D] to [T, F]."""
-    return ACTIVATIONS[config.hidden_act](up(x).astype(jnp.float32)).astype(x.dtype)
-
-
 @partial(jax.jit, static_argnames=("config", "window"))
 def layer(
     params: Starcoder2LayerParams,
@@ -119,12 +95,13 @@ def layer(
     window: int | None,
 ) -> tuple[jax.Array, Pages]:
     """See `paged.models.layers.Layer`."""
-    q, k, v = split_qkv(params.qkv(normalise(x, params.attention_norm, config)))
+    q, k, v = split_qkv(params.qkv(params.attention_norm(x, config.norm_eps)))
     q, k = rotate(q, angles), rotate(k, angles)
     scoring = Scoring(config.head_dim**-0.5, window)
     attended, pages = paged_attention(q, k, v, pages, meta, scoring)
     x = params.out.added_to(x, merge_heads(attended))
-    inner = widened(params.up, normalise(x, params.mlp_norm, config), config)
+    inner = params.up(params.mlp_norm(x, config.norm_eps)).astype(jnp.float32)
+    inner = ACTIVATIONS[config.hidden_act](inner).astype(x.dtype)
     return params.down.added_to(x, inner), pages
 
 
@@ -139,7 +116,7 @@ def decode(
     """As `paged.models.layers.decode`, with a layer norm at the end."""
     x = params.embedding.lookup(tokens)
     x, cache = run_layers(layer, params, config, x, cache, meta)
-    return normalise(x, params.final_norm, config), cache
+    return params.final_norm(x, config.norm_eps), cache
 
 
 forward = partial(decode, layer)

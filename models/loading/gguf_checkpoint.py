@@ -212,7 +212,9 @@ def _rotated_share(file: GgufFile, architecture: _Architecture) -> float:
     if _optional(file, "rope.dimension_count") is None:
         return 1.0
     rotated, size = _count(file, "rope.dimension_count"), _head_size(file)
-    if architecture.interleaved and rotated != size:  # rows are put in order for whole heads
+    if rotated == size:
+        return 1.0
+    if architecture.interleaved:  # rows are put in order for whole heads
         raise ConfigError(
             f"{file.path} rotates {rotated} of the {size:g} elements of a head; GGUF files of "
             f"{_name(file)} that do not rotate all are not supported"

@@ -122,6 +122,7 @@ def test_smollm3_counts_the_layers_that_do_not_rotate(interval, rotated):
         ("ChatGLM", {"add_bias_linear": True}, ["add_bias_linear", "True"]),
         ("ChatGLM", {"multi_query_attention": False}, ["multi_query_attention", "False"]),
         ("ChatGLM", {"quantization_bit": 4}, ["quantization_bit", "4"]),
+        ("Phi", {"hidden_act": "relu"}, ["hidden_act", "'relu'", "'gelu_new'"]),
         ("Phi", {"qk_layernorm": True}, ["qk_layernorm", "True"]),
         ("Phi", {"tie_word_embeddings": True}, ["tie_word_embeddings", "True"]),
         ("SmolLM3", {"no_rope_layers": [1, 1]}, ["no_rope_layers", "3 layers", "[1, 1]"]),

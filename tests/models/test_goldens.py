@@ -24,6 +24,8 @@ NAMES = sorted(path.stem for path in GOLDENS.glob("*.json"))
 TOLERANCE = 1e-4
 # Errors of bfloat16, as multiples of those that transformers makes.
 MOST_MEAN, MOST_MAX = 1.5, 2.0
+# Served in bfloat16 by the quick tests.
+QUICK = ("llama", "qwen2_window", "qwen3_moe", "gemma2")
 NEIGHBOUR = 1  # the slot of another sequence
 
 
@@ -137,10 +139,7 @@ def check_served(golden: dict[str, Any], logprobs: np.ndarray, dtype: str) -> No
 @pytest.mark.parametrize(
     ("name", "dtype", "backend"),
     [
-        ("llama", "bfloat16", "xla"),
-        ("qwen2_window", "bfloat16", "xla"),
-        ("qwen3_moe", "bfloat16", "xla"),
-        ("gemma2", "bfloat16", "xla"),
+        *((name, "bfloat16", "xla") for name in QUICK),
         pytest.param("gemma2", "bfloat16", "triton", marks=pytest.mark.slow),
         pytest.param("llama_wide", "bfloat16", "triton", marks=pytest.mark.slow),
         pytest.param("mistral_window", "float32", "triton", marks=pytest.mark.slow),
@@ -148,6 +147,7 @@ def check_served(golden: dict[str, Any], logprobs: np.ndarray, dtype: str) -> No
         *(
             pytest.param(name, "bfloat16", "xla", marks=pytest.mark.slow)
             for name in one_golden_a_family()
+            if name not in QUICK
         ),
     ],
 )
