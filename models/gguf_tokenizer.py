@@ -29,8 +29,8 @@ _NAMED_TOKENS = {
     "pad_token": "padding_token_id",
 }
 _END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
-# What ends an answer in chats, by the models' own convention: files often name another token only.
-_END_TEXTS = ("<end_of_turn>", "<|end|>", "<|endoftext|>", "<|eot_id|>", "<|im_end|>")
+# What ends a turn in chats, by the models' own convention: files often name another token only.
+_END_TEXTS = ("<end_of_turn>", "<|end|>", "<|eot_id|>", "<|im_end|>")
 
 
 class _Kind(IntEnum):
