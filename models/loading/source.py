@@ -41,6 +41,7 @@ class ModelSource:
         generation_config: generation_config.json as it is, or {}.
         open_checkpoint: opens the weights and checks the files; None means random weights.
         open_tokenizer: builds the tokenizer.
+        folder: with its other files; None where there is one file alone.
     """
 
     name: str
@@ -48,6 +49,7 @@ class ModelSource:
     generation_config: Mapping[str, Any]
     open_checkpoint: Callable[[], Checkpoint] | None
     open_tokenizer: Callable[[], Tokenizer]
+    folder: Path | None = None
 
     def load(
         self, dtype: jnp.dtype, *, seed: int = 0, progress: bool = True, sharding: Any = None
@@ -184,6 +186,7 @@ def _from_folder(
         generation_config=generation,
         open_checkpoint=opened,
         open_tokenizer=partial(tokenizer_from_folder, folder, eos),
+        folder=folder,
     )
 
 
