@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from paged.models.loading import gguf_checkpoint
-from paged.models.registry import FAMILIES
+from paged.models.registry import ENCODERS, FAMILIES
 from tests.models.harness import GOLDENS, load_golden
 from tests.models.test_gguf import K_QUANTS, MODELS, WRITABLE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
 
+KNOWN = {**FAMILIES, **ENCODERS}
 # Its GGUF files call themselves Llama's.
 MIXTRAL = ("llama", ["MixtralForCausalLM"])
 
@@ -26,19 +27,16 @@ def table() -> list[list[list[str]]]:
 
 def test_every_class_has_a_row() -> None:
     named = [architecture for row in table() for architecture in row[0]]
-    assert sorted(named) == sorted(FAMILIES)
+    assert sorted(named) == sorted(KNOWN)
 
 
 @pytest.mark.parametrize("row", table(), ids=lambda row: str(row[0][0]))
 def test_a_row_says_what_is_there(row: list[list[str]]) -> None:
     classes, _, _, gguf, goldens = row
-    assert len({id(FAMILIES[name]) for name in classes}) == 1, "these are several families"
-    found = {
-        path.stem
-        for path in GOLDENS.glob("*.json")
-        if load_golden(path.stem)["config"]["architectures"][0] in classes
-    }
-    assert set(goldens) == found
+    assert len({id(KNOWN[name]) for name in classes}) == 1, "these are several families"
+    names = [str(path.relative_to(GOLDENS).with_suffix("")) for path in GOLDENS.rglob("*.json")]
+    found = [each for each in names if load_golden(each)["config"]["architectures"][0] in classes]
+    assert sorted(goldens) == sorted(found)
     known = {
         name: architecture.model for name, architecture in gguf_checkpoint._ARCHITECTURES.items()
     }
