@@ -243,7 +243,7 @@ def test_windows_must_match_the_layers():
 def test_every_family_declares_all_its_functions():
     for architecture, family in FAMILIES.items():
         assert get_family(architecture) is family
-        config = parse(architectures=[architecture], num_key_value_heads=2)
+        config = parse(architectures=[architecture], num_key_value_heads=4)
         assert len(family.specs(config).layers) == config.num_layers
 
 
