@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks import latent_attention
 from benchmarks.floors import Ceilings
-from benchmarks.latent_attention import Case, attend, random, relative_error
+from benchmarks.gpu import random
+from benchmarks.latent_attention import Case, attend, relative_error
 
 CARD = Ceilings(bytes_per_second=4e12, flop_per_second=8e14)
 
