@@ -24,7 +24,8 @@ def run(args: argparse.Namespace) -> int:
     """Convert a model; returns the exit status."""
     options = read_flags(ConvertOptions, args)
     configure_logging("info")
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of what is meant to be
+    # Orbax warns of what is meant to be, and shows where threads were when they are interrupted.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     # No GPU makes this faster: the disk is what it waits for. And one may be serving.
     jax.config.update("jax_platforms", "cpu")
     source = resolve_model(args.model, revision=options.revision, download_dir=options.download_dir)

@@ -76,16 +76,15 @@ def convert(source: ModelSource, out: Path, dtype: jnp.dtype, *, show_progress: 
 def _new_folder(out: Path, size: int) -> Iterator[Path]:
     """A folder under another name, which becomes `out` if all goes well and is removed if not."""
     folder = out.with_name(out.name + UNFINISHED)
-    for path in (out, folder):
-        if path.exists() or path.is_symlink():
-            raise ConfigError(
-                f"{path} exists, and nothing is overwritten: delete it or name another"
-            )
+    if out.exists() or out.is_symlink():
+        raise ConfigError(f"{out} exists, and is not overwritten: delete it or name another folder")
+    if folder.exists():
+        raise ConfigError(
+            f"{folder} is of a conversion that is running, or was interrupted: delete it if "
+            "nothing writes to it"
+        )
     try:
         folder.mkdir(parents=True)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be made: {error.strerror}") from error
-    try:
         free = shutil.disk_usage(folder).free
         if free < size:
             raise ConfigError(
@@ -94,9 +93,11 @@ def _new_folder(out: Path, size: int) -> Iterator[Path]:
         yield folder
         _flush(folder)
         folder.rename(out)
-    except BaseException:
+    except BaseException as error:
         # A thread may still write to it. What stays is refused by its name.
         shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise ConfigError(f"{folder} cannot be written: {error}") from error
         raise
 
 

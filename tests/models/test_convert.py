@@ -132,9 +132,14 @@ def test_a_disk_that_is_too_small_is_found_out_first(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize(
+    ("error", "told"), [(KeyboardInterrupt, KeyboardInterrupt), (OSError, ConfigError)]
+)
 def test_an_interrupted_conversion_leaves_nothing(
-    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: type[BaseException],
+    told: type[BaseException],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = []
 
@@ -145,7 +150,7 @@ def test_an_interrupted_conversion_leaves_nothing(
         return load_param(spec, *how)
 
     monkeypatch.setattr("paged.models.loading.convert.load_param", fail_late)
-    with pytest.raises(error):
+    with pytest.raises(told, match="enough"):
         converted(tmp_path)
     assert len(seen) == 5
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -157,7 +162,7 @@ def test_a_killed_conversion_is_no_model(tmp_path: Path) -> None:
     left = out.rename(tmp_path / "out.unfinished")
     with pytest.raises(CheckpointError, match="interrupted; convert the model again"):
         resolve_model(left)
-    with pytest.raises(ConfigError, match=r"out\.unfinished exists"):
+    with pytest.raises(ConfigError, match=r"out\.unfinished is of a conversion"):
         convert(resolve_model(tmp_path / "model"), out, F32)
 
 
