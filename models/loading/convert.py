@@ -1,7 +1,7 @@
 """Writing a model in the layout that `paged.models.loading.converted` reads.
 
-Parameters are made and written one after the other, so that the host holds no more than one of
-them, as it stands on the device and as it is on its way to the disk. The folder gets its name last:
+Parameters are made and written one after the other, so that the host holds no more than two of
+them, one as it stands on the device and one on its way to the disk. The folder gets its name last:
 what has the name is whole.
 """
 
@@ -94,8 +94,7 @@ def _new_folder(out: Path, size: int) -> Iterator[Path]:
         _flush(folder)
         folder.rename(out)
     except BaseException as error:
-        # A thread may still write to it. What stays is refused by its name.
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)  # what stays is refused by its name
         if isinstance(error, OSError):
             raise ConfigError(f"{folder} cannot be written: {error}") from error
         raise
@@ -129,7 +128,11 @@ class _Leaf:
 
 
 class _LeafHandler(ocp.type_handlers.NumpyHandler):
-    """Writes each leaf before it makes the next, as the arrays that they are."""
+    """Makes a leaf while the one before is written, and stores it as the array that it is."""
+
+    def __init__(self) -> None:
+        super().__init__(deepcopy_host_arrays=False)
+        self._writing: list[Any] = []
 
     async def serialize(
         self,
@@ -137,22 +140,39 @@ class _LeafHandler(ocp.type_handlers.NumpyHandler):
         infos: Sequence[ocp.type_handlers.ParamInfo],
         args: Sequence[ocp.SaveArgs] | None = None,
     ) -> list[Any]:
-        """See `TypeHandler.serialize`; nothing is left to wait for."""
+        """See `TypeHandler.serialize`; nothing is left for Orbax to wait for."""
         for leaf, info in zip(values, infos, strict=True):
-            for written in await super().serialize([leaf.make()], [info]):
-                await asyncio.to_thread(written.result)
+            array = leaf.make()
+            await asyncio.to_thread(self.wait)
+            self._writing = list(await super().serialize([array], [info]))
+        await asyncio.to_thread(self.wait)
         return []
+
+    def wait(self) -> None:
+        """Until what is being written has been.
+
+        Raises:
+            OSError: it could not be.
+        """
+        try:
+            for each in self._writing:
+                each.result()
+        except ValueError as error:  # what TensorStore makes of anything that a disk says
+            raise OSError(str(error)) from error
 
 
 def _save(leaves: dict[str, _Leaf], folder: Path) -> None:
     """Write an Orbax checkpoint; see `paged.models.loading.converted` for why it is a plain one."""
-    handler = _LeafHandler(deepcopy_host_arrays=False)
+    handler = _LeafHandler()
     registry = ocp.type_handlers.create_type_handler_registry((_Leaf, handler))
     plain = ocp.PyTreeCheckpointHandler(
         use_ocdbt=False, use_zarr3=False, use_compression=False, type_handler_registry=registry
     )
-    with ocp.Checkpointer(plain) as checkpointer:
-        checkpointer.save(folder.absolute(), args=ocp.args.PyTreeSave(leaves))
+    try:
+        with ocp.Checkpointer(plain) as checkpointer:
+            checkpointer.save(folder.absolute(), args=ocp.args.PyTreeSave(leaves))
+    finally:
+        handler.wait()  # after an error, for nobody to write into a folder that is removed
 
 
 def _write_tokenizer(source: ModelSource, folder: Path) -> None:
