@@ -14,7 +14,6 @@ from paged.http.logs import configure_logging
 from paged.http.options import ConvertOptions
 from paged.models.config import SUPPORTED_DTYPES
 from paged.models.loading import resolve_model
-from paged.models.loading.convert import convert
 from paged.runtime.flags import read_flags
 
 logger = logging.getLogger(__name__)
@@ -24,9 +23,12 @@ def run(args: argparse.Namespace) -> int:
     """Convert a model; returns the exit status."""
     options = read_flags(ConvertOptions, args)
     configure_logging("info")
+    # Not before: what Orbax imports sets up logging of its own where there is none.
+    from paged.models.loading.convert import convert
+
     # Orbax warns of what is meant to be, and shows where threads were when they are interrupted.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
-    # No GPU makes this faster: the disk is what it waits for. And one may be serving.
+    # Nothing here needs a GPU, and one that is there may be serving.
     jax.config.update("jax_platforms", "cpu")
     source = resolve_model(args.model, revision=options.revision, download_dir=options.download_dir)
     dtype = jnp.dtype(

@@ -75,9 +75,9 @@ def convert(source: ModelSource, out: Path, dtype: jnp.dtype, *, show_progress: 
 @contextmanager
 def _new_folder(out: Path, size: int) -> Iterator[Path]:
     """A folder under another name, which becomes `out` if all goes well and is removed if not."""
-    folder = out.with_name(out.name + UNFINISHED)
     if out.exists() or out.is_symlink():
         raise ConfigError(f"{out} exists, and is not overwritten: delete it or name another folder")
+    folder = out.with_name(out.name + UNFINISHED)
     if folder.exists():
         raise ConfigError(
             f"{folder} is of a conversion that is running, or was interrupted: delete it if "

@@ -24,6 +24,7 @@ def test_a_converted_model_answers_as_the_other(tmp_path: Path) -> None:
     done = run_paged("convert", str(embedded_model()), out, "--dtype", "float32")
     assert done.returncode == 0, done.stderr
     [line] = [line for line in done.stderr.splitlines() if "Wrote" in line]
+    assert line.startswith("INFO ")
     assert "0.54 GB in float32" in line
     asked = ("--prompt", "The capital of France is", "--temperature=0", "--max-tokens=8")
     limits = ("--max-model-len=128", "--max-num-seqs=1", "--compile-cache-dir", str(tmp_path / "c"))
