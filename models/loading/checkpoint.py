@@ -143,6 +143,11 @@ def load_param(
         if math.prod(part.view) > _PIECE:
             view = part.cut(checkpoint.read(part.name)).reshape(part.view)
             return _in_pieces(view, dtype, transpose=spec.transpose)
+    return _assemble(spec, _views(spec, checkpoint, sharding), dtype, sharding)
+
+
+def _views(spec: ParamSpec, checkpoint: Checkpoint, sharding: Any) -> list[jax.Array]:
+    """What a parameter is made of, on the devices that its sharding needs it on."""
     views = []
     places = zip(spec.parts, spec.spread(sharding), strict=True)
     for name, group in groupby(places, key=lambda pair: pair[0].name):
@@ -152,7 +157,7 @@ def load_param(
             # Waiting here keeps the host from copying all that a parameter is made of at once.
             views.append(jax.device_put(view.reshape(part.view), place).block_until_ready())
             release(view)
-    return _assemble(spec, views, dtype, sharding)
+    return views
 
 
 def _in_pieces(view: np.ndarray, dtype: jnp.dtype, *, transpose: bool) -> jax.Array:
