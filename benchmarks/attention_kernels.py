@@ -30,6 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, inst
 from benchmarks.floors import Ceilings
 from benchmarks.gpu import DTYPE, ceilings, median_microseconds, random, repeated
 from paged.attention import BACKENDS, AttentionMetadata, Scoring, attention_metadata
+from paged.attention.tiling import BY_RULE, Tilings
+from paged.attention.tuned import TUNED
 from paged.cache import Pages, as_stored
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 16
@@ -225,7 +227,14 @@ def metadata(case: Case, backend: str, tables: jax.Array) -> AttentionMetadata:
         tile_size=BACKENDS[backend]().tile_size,
         decode_only=case.decode,
         backend=backend,
+        tilings=tilings(),
     )
+
+
+def tilings() -> Tilings:
+    """Those of the table, as an engine has them."""
+    key = (HEAD_DIM, HEADS // KV_HEADS, PAGE_SIZE, jnp.dtype(DTYPE).name)
+    return TUNED.get(jax.devices()[0].device_kind, {}).get(key, BY_RULE)
 
 
 def table_shape(case: Case) -> tuple[int, int]:

@@ -1,9 +1,10 @@
 """The least time that requests can take on a card that reads and multiplies so fast.
 
 What is counted: every matrix product and prefill's attention at the speed of a large product; for
-each decode step all weights or, if that takes longer, its products; and each decoded token's keys
-and values, read at the speed of a large sum. Products and attention of a step do not overlap, since
-one layer's follow the other's. Nothing is counted for the host, for sampling or between kernels.
+each decode step all weights (of experts, those that are used) or, if that takes longer, its
+products; and each decoded token's keys and values, read at the speed of a large sum. Products and
+attention of a step do not overlap, since one layer's follow the other's. Nothing is counted for the
+host, for sampling or between kernels.
 """
 
 from __future__ import annotations
@@ -45,14 +46,16 @@ class Request:
 
 @dataclass(frozen=True)
 class ModelWork:
-    """What a dense model of Llama's shape costs.
+    """What a model of Llama's shape costs, whose MLPs may be mixtures of experts.
 
     Attributes:
         token_flop: products of one token, without logits.
         logits_flop: logits of one row.
         pair_flop: attention of one token to one token, over all layers.
-        weight_bytes: weights that a step reads.
+        weight_bytes: weights that every step reads.
         kv_bytes: keys and values of one token.
+        expert_bytes: weights of an expert of each layer.
+        experts, chosen: how many there are in a layer, and of these how many a token chooses.
     """
 
     token_flop: float
@@ -60,6 +63,16 @@ class ModelWork:
     pair_flop: float
     weight_bytes: float
     kv_bytes: float
+    expert_bytes: float = 0
+    experts: int = 0
+    chosen: int = 0
+
+    def step_bytes(self, tokens: int) -> float:
+        """Weights that a step of so many tokens reads, if they choose experts at random."""
+        if not self.experts:
+            return self.weight_bytes
+        used = self.experts * (1 - (1 - self.chosen / self.experts) ** tokens)
+        return self.weight_bytes + used * self.expert_bytes
 
     @classmethod
     def of(cls, folder: Path) -> ModelWork:
@@ -69,14 +82,21 @@ class ModelWork:
         heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         head_dim = config.get("head_dim") or width // heads
         attention = width * head_dim * 2 * (heads + kv_heads)
-        weights = layers * (attention + 3 * width * config["intermediate_size"])
+        experts = config.get("num_experts") or config.get("num_local_experts") or 0
+        size = config.get("moe_intermediate_size") or config["intermediate_size"]
+        chosen = config["num_experts_per_tok"] if experts else 0
+        expert = layers * 3 * width * size
+        weights = layers * (attention + width * experts) + (0 if experts else expert)
         vocabulary = width * config["vocab_size"]
         return cls(
-            token_flop=2 * weights,
+            token_flop=2 * (weights + chosen * expert),
             logits_flop=2 * vocabulary,
             pair_flop=4 * heads * head_dim * layers,
             weight_bytes=BYTES_PER_NUMBER * (weights + vocabulary),
             kv_bytes=2 * kv_heads * head_dim * layers * BYTES_PER_NUMBER,
+            expert_bytes=BYTES_PER_NUMBER * expert if experts else 0,
+            experts=experts,
+            chosen=chosen,
         )
 
 
@@ -86,7 +106,7 @@ def floor_seconds(model: ModelWork, ceilings: Ceilings, requests: Iterable[Reque
     prefill = sum(_prefill_flop(model, request) for request in requests)
     decoded = [request.outputs - 1 for request in requests]
     products = sum(decoded) * (model.token_flop + model.logits_flop) / ceilings.flop_per_second
-    weights = max(decoded) * model.weight_bytes / ceilings.bytes_per_second
+    weights = max(decoded) * model.step_bytes(len(requests)) / ceilings.bytes_per_second
     kept = sum(_decode_pairs(request) for request in requests) * model.kv_bytes
     return (
         prefill / ceilings.flop_per_second

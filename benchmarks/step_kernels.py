@@ -38,6 +38,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, inst
 from benchmarks.floors import ModelWork, Request, floor_seconds
 from benchmarks.gpu import Kernels, ceilings, kernels
 from paged.attention import BACKENDS, default_backend
+from paged.attention.tiling import BY_RULE
+from paged.attention.tuned import TUNED
 from paged.cache import CacheSpec, PagedKVCache
 from paged.models.loading import ModelSource, resolve_model
 from paged.models.registry import get_family
@@ -218,7 +220,8 @@ def compile_case(case: Case, shapes: StepShapes, params: Any, hlo: Path | None) 
 
 def step_shapes(args: argparse.Namespace, source: ModelSource) -> StepShapes:
     """Those of a server with room for every case."""
-    model = source.config
+    model, device = source.config, jax.devices()[0]
+    key = (model.head_dim, model.num_heads // model.num_kv_heads, PAGE_SIZE, DTYPE.name)
     return StepShapes(
         family=get_family(model.architecture),
         model=model,
@@ -232,7 +235,8 @@ def step_shapes(args: argparse.Namespace, source: ModelSource) -> StepShapes:
         ),
         buckets=Buckets.make(MAX_NUM_SEQS, MAX_NUM_TOKENS, fewest_rows=FEWEST_ROWS_ON_GPU),
         max_model_len=MAX_MODEL_LEN,
-        backend=args.backend or default_backend(jax.devices()[0]),
+        backend=args.backend or default_backend(device),
+        tilings=TUNED.get(device.device_kind, {}).get(key, BY_RULE),
     )
 
 

@@ -253,16 +253,19 @@ def measure(case: Case, programs: Programs, weights: list[jax.Array]) -> list[Re
     last = {tiling: jax.tree.leaves(run()[-1])[0] for tiling, run in runs.items()}
     errors = {tiling: float(difference(out, last[None])) for tiling, out in last.items()}
     del last
-    times = timed(list(runs.values()), case)
+    times = timed(list(runs.values()), case.guess(), case.calls)
     return [
         Result(case, tiling, microseconds, errors[tiling])
         for tiling, microseconds in zip(runs, times, strict=True)
     ]
 
 
-def timed(runs: list[Callable[[], Any]], case: Case) -> list[float]:
-    """Microseconds of a call of each program. A marker parts them in the list of kernels."""
-    once = case.guess() * case.calls
+def timed(runs: list[Callable[[], Any]], guess: float, calls: int) -> list[float]:
+    """Microseconds of a call of each program, which makes `calls` of about `guess` milliseconds.
+
+    A marker parts the programs in the list of kernels.
+    """
+    once = guess * calls
     repeats = max(1, round(MILLISECONDS_A_ROUND / once))
     number = jnp.ones(8)
     jax.block_until_ready(mark(number))
@@ -284,7 +287,7 @@ def timed(runs: list[Callable[[], Any]], case: Case) -> list[float]:
             sums[-1] += milliseconds
     if len(sums) != len(runs) * ROUNDS:
         raise RuntimeError(f"expected {len(runs) * ROUNDS} marked parts, found {len(sums)}")
-    per_call = [1e3 * total / repeats / case.calls for total in sums]
+    per_call = [1e3 * total / repeats / calls for total in sums]
     return [statistics.median(per_call[i :: len(runs)]) for i in range(len(runs))]
 
 

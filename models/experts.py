@@ -1,11 +1,11 @@
 """Mixtures of experts: each token runs through the few MLPs that its router chooses for it.
 
-Pairs of a token and an expert of its choice are sorted by expert, so that the rows of an expert
-follow each other and one grouped product multiplies each by the weights of its own expert. Shapes
-depend on how many tokens there are, and never on what they choose.
+Pairs of a token and an expert of its choice are put in groups, so that the rows of an expert follow
+each other and one grouped product multiplies each by the weights of its own expert. Shapes depend
+on how many tokens there are, and never on what they choose.
 
 Axis letters, besides those of `paged.models.weights`: X experts, C experts that a token chooses,
-P = T * C pairs.
+P = T * C pairs, R rows that they take in groups.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import NamedSharding, PartitionSpec
 
+from paged import matmul
 from paged.attention import AttentionMetadata
 from paged.cache import DROPPED
 from paged.errors import ConfigError
+from paged.matmul import Groups, Order
 from paged.models.activations import ClampedSwiglu, gate
 from paged.models.config import ModelConfig
-from paged.models.layers import AttentionParams, LayerParams
-from paged.models.weights import Dense, Linear, ParamSpec, fused_linear, linear
+from paged.models.layers import AttentionParams, LayerParams, rms_norm
+from paged.models.weights import Dense, Linear, ParamSpec, Portable, fused_linear, linear
 
 Activation = str | ClampedSwiglu
 
@@ -33,20 +35,28 @@ Activation = str | ClampedSwiglu
 class Experts(Protocol):
     """The weights of all experts at one place, each of which multiplies the rows that are its."""
 
-    def __call__(self, x: jax.Array, sizes: jax.Array) -> jax.Array:
-        """x [P, K] to [P, *N]: the first `sizes[0]` rows are the first expert's, and so on.
+    def in_groups(self, owners: jax.Array, most: int) -> Order:
+        """Rows in groups as these weights take them.
 
-        `sizes` is [X] int32. Rows that are nobody's stand last, and become anything.
+        `owners` [P] int32 are their experts, or X for a row that is nobody's; no expert has more
+        than `most`.
         """
         ...
 
-    def gated(self, x: jax.Array, sizes: jax.Array, activation: Activation) -> jax.Array:
-        """activation(gate) * up [P, F], for weights of [K, 2, F]; see `gate`."""
+    def __call__(self, x: jax.Array, groups: Groups) -> jax.Array:
+        """x [R, K] to [R, *N]: each expert's group of rows, by its weights.
+
+        Rows that are nobody's become anything.
+        """
+        ...
+
+    def gated(self, x: jax.Array, groups: Groups, activation: Activation) -> jax.Array:
+        """activation(gate) * up [R, F], for weights of [K, 2, F]; see `gate`."""
         ...
 
 
 @struct.dataclass
-class DenseExperts:
+class DenseExperts(Portable):
     """Plain weights.
 
     Attributes:
@@ -57,16 +67,61 @@ class DenseExperts:
     kernel: jax.Array
     bias: jax.Array | None = None
 
-    def __call__(self, x: jax.Array, sizes: jax.Array) -> jax.Array:
-        experts, inputs, *outputs = self.kernel.shape
-        out = jax.lax.ragged_dot(x, self.kernel.reshape(experts, inputs, -1), sizes)
-        out = out.reshape(-1, *outputs)
-        if self.bias is None:
-            return out
-        return out + jnp.repeat(self.bias, sizes, axis=0, total_repeat_length=len(x))
+    def in_groups(self, owners: jax.Array, most: int) -> Order:
+        return matmul.in_groups(owners, len(self.kernel), most=most)
 
-    def gated(self, x: jax.Array, sizes: jax.Array, activation: Activation) -> jax.Array:
-        return gate(self(x, sizes), activation)
+    def __call__(self, x: jax.Array, groups: Groups) -> jax.Array:
+        experts, inputs, *outputs = self.kernel.shape
+        out = jax.lax.ragged_dot(x, self.kernel.reshape(experts, inputs, -1), groups.sizes)
+        return self._with_bias(out.reshape(-1, *outputs), groups)
+
+    def gated(self, x: jax.Array, groups: Groups, activation: Activation) -> jax.Array:
+        return gate(self(x, groups), activation)
+
+    def on_hopper(self, device_kind: str) -> DenseExperts:
+        """See `Portable`."""
+        return HopperExperts(self.kernel, self.bias, device_kind=device_kind)
+
+    def _with_bias(self, out: jax.Array, groups: Groups) -> jax.Array:
+        return out if self.bias is None else out + self.bias[groups.owners(len(out))]
+
+
+@struct.dataclass
+class HopperExperts(DenseExperts):
+    """Plain weights on a Hopper GPU, which multiply by a kernel of ours if it takes them.
+
+    What it does not take is left to XLA, which multiplies all rows by the weights of all experts.
+
+    Attributes:
+        device_kind: JAX's name of the GPU, by which the kernel is tuned (static).
+    """
+
+    device_kind: str = struct.field(pytree_node=False, kw_only=True)
+
+    def in_groups(self, owners: jax.Array, most: int) -> Order:
+        if len(owners) <= matmul.MOST_ROWS:
+            return matmul.in_groups_at_once(owners, len(self.kernel), most=most)
+        return matmul.in_groups(owners, len(self.kernel), most=most, unit=matmul.ROW_UNIT)
+
+    def __call__(self, x: jax.Array, groups: Groups) -> jax.Array:
+        if not matmul.supports_groups(x.dtype, self.kernel):
+            return DenseExperts.__call__(self, x, groups)
+        experts, inputs, *outputs = self.kernel.shape
+        out = self._product(x, self.kernel.reshape(experts, inputs, -1), groups)
+        return self._with_bias(out.reshape(-1, *outputs), groups)
+
+    def gated(self, x: jax.Array, groups: Groups, activation: Activation) -> jax.Array:
+        supported = matmul.supports_groups(x.dtype, self.kernel)
+        if not supported or self.bias is not None or activation != "silu":
+            return DenseExperts.gated(self, x, groups, activation)
+        return self._product(x, self.kernel, groups)
+
+    def _product(self, x: jax.Array, kernel: jax.Array, groups: Groups) -> jax.Array:
+        experts, inputs, *halves, outputs = kernel.shape
+        tiling = matmul.grouped_tiling_for(
+            len(x), experts, inputs, outputs, device_kind=self.device_kind, gated=bool(halves)
+        )
+        return matmul.grouped_matmul(x, kernel, groups, tiling)
 
 
 @struct.dataclass
@@ -76,7 +131,7 @@ class Mixture:
     Attributes:
         router: D to X.
         gate_up: D to [2, F], of each expert.
-        down: F to D, of each expert.
+        down: F to D, of each expert; it takes rows in groups as `gate_up` does.
     """
 
     router: Linear
@@ -142,15 +197,49 @@ def mix(
     """
     is_token = meta.write_index[:, None] < DROPPED
     weights, chosen = routing.choose(params.router(x, jnp.dtype(jnp.float32)))
-    chosen = jnp.where(is_token, chosen, routing.num_experts).reshape(-1)
-    sizes = jnp.bincount(chosen, length=routing.num_experts).astype(jnp.int32)
-    pairs = jnp.argsort(chosen)
-    rows = x[pairs // routing.num_chosen]
-    answers = params.down(params.gate_up.gated(rows, sizes, activation), sizes)
-    places = jnp.zeros_like(pairs).at[pairs].set(jnp.arange(len(pairs)), unique_indices=True)
-    each = answers[places].reshape(*weights.shape, -1).astype(jnp.float32)
-    out = jnp.sum(each * weights[..., None], axis=1)
+    owners = jnp.where(is_token, chosen, routing.num_experts).reshape(-1)
+    order = params.gate_up.in_groups(owners, most=len(x))
+    rows = x.at[order.rows // routing.num_chosen].get(mode="clip")
+    inner = params.gate_up.gated(rows, order.groups, activation)
+    answers = params.down(inner, order.groups)
+    places = order.places.reshape(weights.shape)
+    out = jnp.zeros(x.shape, jnp.float32)
+    for i in range(routing.num_chosen):  # one pass over the answers, which are never widened whole
+        answer = answers.at[places[:, i]].get(mode="clip")
+        out += weights[:, i, None] * answer.astype(jnp.float32)
     return jnp.where(is_token, out, 0).astype(x.dtype)
+
+
+def add_mixture(
+    params: SparseLayerParams,
+    x: jax.Array,
+    routing: Routing,
+    meta: AttentionMetadata,
+    config: ModelConfig,
+    activation: Activation,
+) -> jax.Array:
+    """x [T, D] plus what the mixture of a pre-norm layer makes of it."""
+    normed = rms_norm(x, params.mlp_norm, config.norm_eps)
+    return x + mix(params.mixture, routing, normed, meta, activation)
+
+
+def slower_products(params: Any, device: jax.Device) -> list[str]:
+    """What of the products of experts a GPU could do faster, and why it does not.
+
+    `params` are a model's, or their shapes.
+    """
+    nodes = jax.tree.leaves(params, is_leaf=lambda node: isinstance(node, DenseExperts))
+    kernels = [node.kernel for node in nodes if isinstance(node, DenseExperts)]
+    every = "XLA multiplies all rows by every expert"
+    if kernels and not matmul.available(device):
+        return [f"{every}: our kernel needs a Hopper GPU, of compute capability 9.0"]
+    left = {
+        f"{kernel.dtype} {list(kernel.shape[1:])}"
+        for kernel in kernels
+        if not matmul.supports_groups(kernel.dtype, kernel)
+    }
+    needs = "our kernel takes 16-bit floats in multiples of 64"
+    return [f"{every}: {needs}, not {', '.join(sorted(left))}"] if left else []
 
 
 def mixture_specs(

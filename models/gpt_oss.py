@@ -22,7 +22,7 @@ from paged.models.experts import (
     Mixture,
     Routing,
     SparseLayerParams,
-    mix,
+    add_mixture,
     sparse_layer_specs,
 )
 from paged.models.layers import (
@@ -30,7 +30,6 @@ from paged.models.layers import (
     decode,
     decoder_specs,
     layer_specs,
-    rms_norm,
 )
 from paged.models.mxfp4 import mxfp4
 from paged.models.rope import Rotation
@@ -176,9 +175,8 @@ def layer(
     x, pages = llama.attend(
         params, x, pages, angles, meta, config=config, window=window, sinks=sinks
     )
-    normed = rms_norm(x, params.mlp_norm, config.norm_eps)
-    mixed = mix(params.mixture, config.extras.routing, normed, meta, config.extras.activation)
-    return x + mixed, pages
+    extras = config.extras
+    return add_mixture(params, x, extras.routing, meta, config, extras.activation), pages
 
 
 forward = partial(decode, layer)

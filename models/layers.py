@@ -67,6 +67,17 @@ class PostNormLayerParams(LayerParams):
 
 
 @struct.dataclass
+class LayerNorm:
+    """Weights of a `layer_norm` with a bias, each [D]."""
+
+    weight: jax.Array
+    bias: jax.Array
+
+    def __call__(self, x: jax.Array, eps: float) -> jax.Array:
+        return layer_norm(x, self.weight, self.bias, eps)
+
+
+@struct.dataclass
 class DecoderParams:
     """Weights of a decoder.
 
@@ -110,6 +121,12 @@ def norm(name: str, size: int) -> Any:
 def offset_norm(name: str, size: int) -> Any:
     """Description of the weight of a norm that scales by one more than it (`offset_rms_norm`)."""
     return vector(f"{name}.weight", size, "zeros")
+
+
+def biased_norm(name: str, size: int) -> Any:
+    """Description of a `LayerNorm`."""
+    bias: Any = vector(f"{name}.bias", size, "zeros")
+    return LayerNorm(norm(name, size), bias)
 
 
 def qkv_projection(prefix: str, config: ModelConfig, *, bias: bool) -> Dense:

@@ -16,11 +16,11 @@ from paged.models.config_values import count
 from paged.models.experts import (
     Routing,
     SparseLayerParams,
-    mix,
+    add_mixture,
     mixture_specs,
     sparse_layer_specs,
 )
-from paged.models.layers import DecoderParams, decode, decoder_specs, layer_specs, rms_norm
+from paged.models.layers import DecoderParams, decode, decoder_specs, layer_specs
 from paged.models.rope import Rotation
 
 DEFAULTS: dict[str, Any] = {
@@ -69,8 +69,7 @@ def layer(
 ) -> tuple[jax.Array, Pages]:
     """See `paged.models.layers.Layer`."""
     x, pages = llama.attend(params, x, pages, angles, meta, config=config, window=window)
-    normed = rms_norm(x, params.mlp_norm, config.norm_eps)
-    return x + mix(params.mixture, config.extras, normed, meta, config.hidden_act), pages
+    return add_mixture(params, x, config.extras, meta, config, config.hidden_act), pages
 
 
 forward = partial(decode, layer)

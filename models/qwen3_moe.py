@@ -18,11 +18,11 @@ from paged.models.config_values import expect
 from paged.models.experts import (
     Routing,
     SparseLayerParams,
-    mix,
+    add_mixture,
     mixture_specs,
     sparse_layer_specs,
 )
-from paged.models.layers import DecoderParams, add_mlp, decode, decoder_specs, rms_norm
+from paged.models.layers import DecoderParams, add_mlp, decode, decoder_specs
 from paged.models.qwen2_moe import routing, sparse_layers
 from paged.models.qwen3 import Qwen3AttentionParams, Qwen3LayerParams
 from paged.models.rope import Rotation
@@ -92,9 +92,7 @@ def layer(
     x, pages = qwen3.attend(params, x, pages, angles, meta, config=config, window=window)
     if isinstance(params, Qwen3LayerParams):
         return add_mlp(params, x, config), pages
-    normed = rms_norm(x, params.mlp_norm, config.norm_eps)
-    mixed = mix(params.mixture, config.extras.routing, normed, meta, config.hidden_act)
-    return x + mixed, pages
+    return add_mixture(params, x, config.extras.routing, meta, config, config.hidden_act), pages
 
 
 forward = partial(decode, layer)

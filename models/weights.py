@@ -50,8 +50,16 @@ class Linear(Protocol):
         ...
 
 
+class Portable:
+    """Weights of a type that runs everywhere, of which another may be faster somewhere."""
+
+    def on_hopper(self, device_kind: str) -> Portable:
+        """The same weights, of the type that multiplies fastest on a Hopper GPU of a kind."""
+        raise NotImplementedError
+
+
 @struct.dataclass
-class Dense:
+class Dense(Portable):
     """A plain weight.
 
     Attributes:
@@ -72,6 +80,10 @@ class Dense:
 
     def gated(self, x: jax.Array, activation: str) -> jax.Array:
         return gate(self(x), activation)
+
+    def on_hopper(self, device_kind: str) -> Dense:
+        """See `Portable`."""
+        return HopperDense(self.kernel, self.bias, device_kind=device_kind)
 
 
 @struct.dataclass
@@ -271,12 +283,10 @@ def for_device(params: Any, device: jax.Device) -> Any:
     if not matmul.available(device):
         return params
 
-    def fastest(weight: Any) -> Any:
-        if type(weight) is not Dense:
-            return weight
-        return HopperDense(weight.kernel, weight.bias, device_kind=device.device_kind)
+    def fastest(node: Any) -> Any:
+        return node.on_hopper(device.device_kind) if isinstance(node, Portable) else node
 
-    return jax.tree.map(fastest, params, is_leaf=lambda node: isinstance(node, Dense))
+    return jax.tree.map(fastest, params, is_leaf=lambda node: isinstance(node, Portable))
 
 
 def param_bytes(specs: Any, dtype: jnp.dtype) -> int:

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from paged import matmul
 from paged.attention import default_backend, left_to_others
 from paged.cache import Pages
+from paged.models.experts import slower_products
+from paged.models.weights import param_shapes
 from paged.runtime.errors import ConfigError
 from paged.runtime.steps import StepShapes
 
@@ -43,7 +45,8 @@ def slower_paths(shapes: StepShapes, dtype: jnp.dtype, device: jax.Device) -> li
     paths = _asked_for(shapes.backend, device) + left_to_others(shapes.backend, q, pages)
     if matmul.available(device) and dtype.itemsize != 2:
         paths.append(f"weights are multiplied by XLA: our kernel takes 16-bit floats, not {dtype}")
-    return paths
+    params = param_shapes(shapes.family.specs(shapes.model), dtype)
+    return paths + slower_products(params, device)
 
 
 def _asked_for(backend: str, device: jax.Device) -> list[str]:

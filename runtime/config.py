@@ -25,6 +25,11 @@ class EngineConfig:
         "without one, the embedded SmolLM2-135M-Instruct.",
     )
     tokenizer: str | None = option(None, "Folder or hub id of another tokenizer.")
+    runner: Literal["auto", "generate", "pooling"] = option(
+        "auto",
+        "What the model is for: 'generate' text, or 'pooling' for embeddings and scores; auto is "
+        "pooling for encoders and for folders with a modules.json.",
+    )
     skip_tokenizer_init: bool = option(False, "Token ids in and out only; load no tokenizer.")
     revision: str | None = option(None, "Branch, tag or commit of the hub repository.")
     download_dir: str | None = option(None, "Where hub files are cached; default the hub's own.")
@@ -83,6 +88,12 @@ class EngineConfig:
     attention_backend: Literal["auto", "xla", "triton", "mosaic"] = option(
         "auto", "Attention over pages; auto is mosaic on Hopper, triton on other GPUs, else xla."
     )
+    attention_tuning_seconds: float = option(
+        40.0,
+        "Most seconds of a start that go into timing attention kernels, once for each kind of GPU "
+        "and heads that nobody has timed yet; 0 for none. What is found is kept in the compilation "
+        "cache.",
+    )
     compile_cache_dir: str | None = option(
         None, "Folder of the persistent compilation cache; default ~/.cache/paged/jit, '' for none."
     )
@@ -97,6 +108,11 @@ class EngineConfig:
             raise ConfigError(
                 "--gpu-memory-utilization must be above 0 and at most 1, "
                 f"got {self.gpu_memory_utilization}"
+            )
+        if not 0 <= self.attention_tuning_seconds < float("inf"):
+            raise ConfigError(
+                "--attention-tuning-seconds must be at least 0 and finite, "
+                f"got {self.attention_tuning_seconds}"
             )
         if not 0 <= self.max_logprobs <= MAX_LOGPROBS:
             raise ConfigError(

@@ -18,8 +18,8 @@ import pickle
 import platform
 import secrets
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -31,8 +31,30 @@ from jax.stages import Compiled
 
 logger = logging.getLogger(__name__)
 
+KINDS = ("program", "tilings")
+"""Endings of the files that are kept, all for as long as they are in use."""
+
 _DIGEST_SIZE = hashlib.sha256().digest_size
 _SECONDS_UNUSED = 30 * 24 * 3600
+
+
+def keeps_programs() -> bool:
+    """Whether there is a folder for them."""
+    return jax.config.jax_compilation_cache_dir is not None
+
+
+@contextmanager
+def kept_once() -> Iterator[None]:
+    """Here JAX's own cache takes nothing. It would write every program once more, and Python, which
+    lowers the next ones, stands still while a program is made into bytes.
+    """
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = jax.config.values[name]
+    jax.config.update(name, float("inf"))
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
 
 
 def load_or_compile(what: Any, make: Callable[[], Compiled]) -> Compiled:
@@ -43,12 +65,23 @@ def load_or_compile(what: Any, make: Callable[[], Compiled]) -> Compiled:
             must tell it from every other.
         make: compiles it, from a function that was `named_apart`.
     """
+    path = path_for(what, "program")
+    return make() if path is None else _load(path) or _keep(make(), path)
+
+
+def path_for(what: Any, kind: str) -> Path | None:
+    """Where that is kept which is made from this source, by this compiler, for this device.
+
+    Args:
+        what: see `load_or_compile`.
+        kind: one of `KINDS`.
+
+    Returns:
+        The file, whether there is one yet or not; None without a folder.
+    """
     folder = jax.config.jax_compilation_cache_dir
-    if folder is None:
-        return make()
     name = hashlib.sha256(f"{_environment()}\n{what!r}".encode()).hexdigest()
-    path = Path(folder) / f"{name}.program"
-    return _load(path) or _keep(make(), path)
+    return None if folder is None else Path(folder) / f"{name}.{kind}"
 
 
 def named_apart(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -84,29 +117,31 @@ def _load(path: Path) -> Compiled | None:
 
 
 def _keep(program: Compiled, path: Path) -> Compiled:
-    """Write the program, whole or not at all; a disk that is full costs only the next start."""
     content = pickle.dumps(serialize_executable.serialize(program))
+    keep(path, _digest(path, content) + content)
+    return program
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all; a disk that is full costs only the next start."""
     unfinished = path.with_suffix(f".{secrets.token_hex(8)}")
     try:
         try:
-            unfinished.write_bytes(_digest(path, content) + content)
+            unfinished.write_bytes(content)
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
         _tidy(path.parent)
     except OSError as error:
         logger.warning("%s was not kept for the next start: %s", path, error)
-    return program
 
 
 def _tidy(folder: Path) -> None:
-    """Forget programs that nobody has used for long, and what JAX's cache keeps of ours in vain."""
-    for program in folder.glob("*.program"):
+    """Forget what nobody has used for long."""
+    for kept in (path for kind in KINDS for path in folder.glob(f"*.{kind}")):
         with suppress(FileNotFoundError):  # another process tidies too
-            if time.time() - program.stat().st_mtime > _SECONDS_UNUSED:
-                program.unlink()
-    for copy in folder.glob("jit_paged_*-cache"):
-        copy.unlink(missing_ok=True)
+            if time.time() - kept.stat().st_mtime > _SECONDS_UNUSED:
+                kept.unlink()
 
 
 def _digest(path: Path, content: bytes) -> bytes:

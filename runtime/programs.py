@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterator
+from concurrent.futures import as_completed
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -18,7 +15,8 @@ from jax.stages import Compiled
 from paged.cache import PagedKVCache, copy_pages
 from paged.models.loading.progress import progress
 from paged.runtime.buckets import Bucket
-from paged.runtime.program_store import load_or_compile, named_apart
+from paged.runtime.compiler import Job, Key, Submit, compiler
+from paged.runtime.program_store import keeps_programs
 from paged.runtime.sampler import SamplingMode, load_history, load_rules
 from paged.runtime.steps import (
     COPY_ROOM,
@@ -32,10 +30,7 @@ from paged.runtime.steps import (
     update_tables,
 )
 
-logger = logging.getLogger(__name__)
-
-Key = tuple[Any, ...]
-"""Names a program: its kind, then what it is specialised for."""
+_FEW_TOKENS = 16
 
 
 class Programs:
@@ -47,9 +42,8 @@ class Programs:
     def __init__(self, shapes: StepShapes, params: Any, *, show_progress: bool) -> None:
         """Compile everything, in parallel threads; tell how it gets on if asked to."""
         self._compiled: dict[Key, Compiled] = {}
-        jobs = dict(_jobs(shapes, abstract(params)))
-        with ThreadPoolExecutor(max(2, os.cpu_count() or 2)) as threads:
-            futures = {threads.submit(_compile, shapes, key, job): key for key, job in jobs.items()}
+        with _compiler(shapes) as submit:
+            futures = {submit(key, job): key for key, job in _jobs(shapes, abstract(params))}
             with progress(len(futures), "Compiling", " programs", show=show_progress) as advance:
                 for done in as_completed(futures):
                     self._compiled[futures[done]] = done.result()
@@ -63,7 +57,8 @@ def step_memory(shapes: StepShapes, params: Any) -> int:
     """Bytes of device memory that steps need beside parameters, state and pages.
 
     As XLA reports it for the largest programs: temporaries of one, and the outputs of the two steps
-    that can be in flight.
+    that can be in flight. How many pages there are is not known yet. Programs that take none are
+    compiled meanwhile, if they can be kept on disk for `Programs` to find.
     """
     jobs = dict(_jobs(shapes, abstract(params)))
     rows = shapes.buckets.max_num_seqs
@@ -73,20 +68,27 @@ def step_memory(shapes: StepShapes, params: Any) -> int:
         ("sample", shapes.buckets.sampling[-1], SamplingMode.LOGPROBS),
         ("score", shapes.buckets.mixed[-1]),
     )
-    with ThreadPoolExecutor(len(largest)) as threads:
-        programs = threads.map(lambda key: _compile(shapes, key, jobs[key]), largest)
-        reports = [_report(program) for program in programs]
+    meanwhile = [key for key in jobs if key[0] in ("score", "sample")] if keeps_programs() else []
+    with _compiler(shapes) as submit:
+        programs = [submit(key, jobs[key]) for key in dict.fromkeys((*largest, *meanwhile))]
+        reports = [_report(program.result()) for program in programs[: len(largest)]]
     temporary = max(report.temp_size_in_bytes for report in reports)
     outputs = max(report.output_size_in_bytes - report.alias_size_in_bytes for report in reports)
     return int(temporary + 2 * outputs)
 
 
 def abstract(tree: Any) -> Any:
-    """The shapes, dtypes and shardings of a pytree's arrays."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)),
-        tree,
-    )
+    """The shapes and dtypes of a pytree's arrays, and how they are shared among devices.
+
+    On one device there is nothing to share: the same whether the arrays exist yet or not.
+    """
+
+    def shape_of(x: Any) -> jax.ShapeDtypeStruct:
+        sharding = getattr(x, "sharding", None)
+        shared = sharding is not None and len(sharding.device_set) > 1
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding if shared else None)
+
+    return jax.tree.map(shape_of, tree)
 
 
 def _report(program: Compiled) -> Any:
@@ -95,34 +97,17 @@ def _report(program: Compiled) -> Any:
     return report
 
 
-# Tracing and lowering are Python: threads that did both at once would only stand in the way of each
-# other, and of those that compile.
-_lowering = threading.Lock()
-
-Job = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
-"""A function, its abstract arguments, and which of them are donated."""
-
-
-def _compile(shapes: StepShapes, key: Key, job: Job) -> Compiled:
-    function, args, donated = job
-    fixed = (shapes.model, shapes.cache, shapes.buckets, shapes.max_model_len, shapes.backend)
-
-    def make() -> Compiled:
-        named = named_apart(function, key[0])
-        with _lowering:
-            started = time.perf_counter()
-            lowered = jax.jit(named, donate_argnums=donated).lower(*args)
-        lower_seconds = time.perf_counter() - started
-        program = lowered.compile()
-        seconds = time.perf_counter() - started
-        logger.debug("%s: %.1f s, %.1f of them to lower it", key, seconds, lower_seconds)
-        return program
-
-    return load_or_compile((key, fixed, args, donated), make)
+def _compiler(shapes: StepShapes) -> AbstractContextManager[Submit]:
+    fixed = (shapes.model, shapes.buckets, shapes.max_model_len, shapes.backend, shapes.tilings)
+    return compiler(fixed)
 
 
 def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
-    """Every program, the slowest to compile first."""
+    """Every program, the slowest to compile first.
+
+    Those are the smallest steps on a GPU, where XLA tries many ways for each product, and then the
+    largest.
+    """
     cache = PagedKVCache.shapes(shapes.cache)
     slots = jax.eval_shape(shapes.slot_state)
     state = jax.eval_shape(shapes.sampler_state)
@@ -133,7 +118,7 @@ def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
 
     smallest, inputs, _ = forward_job(shapes.buckets.all()[-1])
     out = jax.eval_shape(smallest, *inputs)[2]
-    for bucket in shapes.buckets.all():
+    for bucket in sorted(shapes.buckets.all(), key=lambda each: each.num_tokens > _FEW_TOKENS):
         yield ("forward", bucket), forward_job(bucket)
     for size in shapes.buckets.scoring:
         hidden = jax.ShapeDtypeStruct((size, out.last_hidden.shape[1]), out.last_hidden.dtype)

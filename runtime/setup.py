@@ -28,6 +28,7 @@ from paged.runtime.programs import step_memory
 from paged.runtime.runner import StepRunner
 from paged.runtime.scheduler import SchedulerConfig
 from paged.runtime.steps import StepShapes
+from paged.runtime.tuning import tilings_for
 
 logger = logging.getLogger(__name__)
 
@@ -64,15 +65,15 @@ def prepare(
     claim_device_memory(config)
     use_compile_cache(config.compile_cache_dir)
     device = jax.devices()[0]
-    shapes, dtype, memory = _divide_memory(config, source.config, device)
+    shapes, dtype, memory = _divide_memory(config, source.config, device, progress=progress)
     logger.info("%s", memory.report())
     if slower := slower_paths(shapes, dtype, device):
         logger.warning("Not the fastest way of %s: %s", device.device_kind, "; ".join(slower))
-    with _timed(f"Loaded {source.name}"):
+    with timed(f"Loaded {source.name}"):
         params = source.load(dtype, seed=config.seed, progress=progress)
         params = for_device(params, device)
         jax.block_until_ready(params)
-    with _timed("Compiled the steps"):
+    with timed("Compiled the steps"):
         runner = StepRunner(shapes, params, progress=progress)
     scheduling = SchedulerConfig(
         max_num_seqs=shapes.buckets.max_num_seqs,
@@ -86,7 +87,8 @@ def prepare(
 
 
 @contextmanager
-def _timed(what: str) -> Iterator[None]:
+def timed(what: str) -> Iterator[None]:
+    """Log how long it took."""
     started = time.perf_counter()
     yield
     logger.info("%s in %.1f s", what, time.perf_counter() - started)
@@ -134,7 +136,7 @@ def _check_limits(config: EngineConfig, limits: StepLimits, max_model_len: int) 
 
 
 def _divide_memory(
-    config: EngineConfig, model: ModelConfig, device: jax.Device
+    config: EngineConfig, model: ModelConfig, device: jax.Device, *, progress: bool = False
 ) -> tuple[StepShapes, jnp.dtype, MemoryPlan]:
     """Give what weights, state and steps leave to pages, and settle every shape."""
     budget = None if device.platform == "cpu" else free_memory(device)
@@ -149,6 +151,9 @@ def _divide_memory(
         fewest_rows=1 if device.platform == "cpu" else FEWEST_ROWS_ON_GPU,
     )
     shapes = replace(shapes, buckets=buckets)
+    seconds = config.attention_tuning_seconds
+    tilings = tilings_for(shapes, dtype, device, seconds=seconds, memory=budget, progress=progress)
+    shapes = replace(shapes, tilings=tilings)
     state = _num_bytes(jax.eval_shape(lambda: (shapes.slot_state(), shapes.sampler_state())))
     steps = 0
     if budget is None or config.kv_cache_memory_bytes is not None:

@@ -19,6 +19,7 @@ from flax import struct
 from jax import lax
 
 from paged.attention import BACKENDS, attention_metadata
+from paged.attention.tiling import BY_RULE, Tilings
 from paged.cache import CacheSpec, PagedKVCache
 from paged.models.config import ModelConfig
 from paged.models.registry import Family
@@ -107,6 +108,7 @@ class StepShapes:
         buckets: step shapes.
         max_model_len: positions a page table must hold.
         backend: attention backend (see `paged.attention.BACKENDS`).
+        tilings: what was measured of its kernels.
     """
 
     family: Family
@@ -115,6 +117,7 @@ class StepShapes:
     buckets: Buckets
     max_model_len: int
     backend: str
+    tilings: Tilings = BY_RULE
 
     @property
     def pages_per_sequence(self) -> int:
@@ -152,6 +155,7 @@ def forward(
         tile_size=BACKENDS[shapes.backend]().tile_size,
         decode_only=bucket.decode_only,
         backend=shapes.backend,
+        tilings=shapes.tilings,
     )
     last = jnp.maximum(meta.query_start + batch.query_len - 1, 0)
     tokens = _fill_newest(batch, last, slots.last_token)

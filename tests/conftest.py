@@ -18,7 +18,11 @@ def wants_gpu(config: pytest.Config) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set the environment before any test module imports JAX or transformers."""
-    if not wants_gpu(config):
+    if wants_gpu(config):
+        # Processes side by side share the GPU, and none needs XLA's fastest product.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        os.environ.setdefault("XLA_FLAGS", "--xla_gpu_autotune_level=0")
+    else:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

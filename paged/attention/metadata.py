@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from paged.attention.tiling import BY_RULE, Tilings
 from paged.cache import DROPPED
 
 
@@ -29,6 +30,7 @@ class AttentionMetadata:
         tile_size: tokens a tile holds (static).
         decode_only: every row has one token and T == R: token r is row r (static).
         backend: name in `paged.attention.BACKENDS` (static).
+        tilings: what was measured of its kernels (static).
     """
 
     page_tables: jax.Array
@@ -44,6 +46,7 @@ class AttentionMetadata:
     tile_size: int = struct.field(pytree_node=False)
     decode_only: bool = struct.field(pytree_node=False)
     backend: str = struct.field(pytree_node=False)
+    tilings: Tilings = struct.field(pytree_node=False, default=BY_RULE)
 
 
 def attention_metadata(
@@ -57,6 +60,7 @@ def attention_metadata(
     tile_size: int,
     decode_only: bool,
     backend: str,
+    tilings: Tilings = BY_RULE,
 ) -> AttentionMetadata:
     """Derive the metadata of a step from its rows (see `AttentionMetadata` for shapes).
 
@@ -94,6 +98,7 @@ def attention_metadata(
         tile_size=tile_size,
         decode_only=decode_only,
         backend=backend,
+        tilings=tilings,
     )
 
 

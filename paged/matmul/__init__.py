@@ -12,11 +12,28 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from paged.matmul.choice import tiling_for
+from paged.matmul.choice import grouped_tiling_for, tiling_for
+from paged.matmul.grouping import MOST_ROWS, in_groups_at_once
+from paged.matmul.groups import Groups, Order, in_groups
 from paged.matmul.hopper import hopper_matmul
-from paged.matmul.tiling import Tiling
+from paged.matmul.tiling import ROW_UNIT, Tiling
 
-__all__ = ["Tiling", "available", "matmul", "supports", "tiling_for"]
+__all__ = [
+    "MOST_ROWS",
+    "ROW_UNIT",
+    "Groups",
+    "Order",
+    "Tiling",
+    "available",
+    "grouped_matmul",
+    "grouped_tiling_for",
+    "in_groups",
+    "in_groups_at_once",
+    "matmul",
+    "supports",
+    "supports_groups",
+    "tiling_for",
+]
 
 
 def available(device: jax.Device) -> bool:
@@ -33,6 +50,12 @@ def supports(x: jax.Array | jax.ShapeDtypeStruct, w: jax.Array | jax.ShapeDtypeS
     half = x.dtype == w.dtype and x.dtype in (jnp.bfloat16, jnp.float16)
     flat_or_gated = w.ndim == 2 or (w.ndim == 3 and w.shape[1] == 2)
     return half and flat_or_gated and w.shape[0] % 64 == 0 and w.shape[-1] % 64 == 0
+
+
+def supports_groups(dtype: jnp.dtype, w: jax.Array | jax.ShapeDtypeStruct) -> bool:
+    """Whether the kernel takes rows of `dtype` and w [X, K, N] or [X, K, 2, F]; see `supports`."""
+    each = jax.ShapeDtypeStruct(w.shape[1:], w.dtype)
+    return supports(jax.ShapeDtypeStruct((ROW_UNIT, each.shape[0]), dtype), each)
 
 
 def matmul(
@@ -71,6 +94,38 @@ def matmul(
     else:
         out = hopper_matmul(x, w, tiling, residual=residual, out_dtype=dtype, interpret=interpret)
     return out[:m] if padding else out
+
+
+def grouped_matmul(
+    x: jax.Array,
+    w: jax.Array,
+    groups: Groups,
+    tiling: Tiling,
+    *,
+    interpret: plgpu.InterpretGPUParams | None = None,
+) -> jax.Array:
+    """x [M, K], whose rows come in groups, times each group's own of the weights w.
+
+    M and the groups' sizes must be multiples of `ROW_UNIT`. Groups without rows cost nothing.
+
+    Args:
+        w: [X, K, N] gives [M, N]; gate and up [X, K, 2, F] give [M, F], as in `matmul`.
+        tiling: of `grouped_tiling_for`. Its depth times its splits must divide K.
+        interpret: run on a CPU, in Pallas' interpreter.
+
+    Returns:
+        The products in x's dtype. What nobody's rows become is not specified.
+
+    Raises:
+        ValueError: for arrays that `supports_groups` rejects, and for a tiling that cuts them
+            unevenly.
+    """
+    _check(x, jax.eval_shape(lambda: w[0]), tiling)
+    if x.shape[0] % ROW_UNIT:
+        raise ValueError(f"rows must be a multiple of {ROW_UNIT}, got {x.shape[0]}: pad them")
+    dtype = jnp.dtype(jnp.float32 if tiling.splits > 1 else x.dtype)
+    out = hopper_matmul(x, w, tiling, groups=groups, out_dtype=dtype, interpret=interpret)
+    return jnp.sum(out, axis=0).astype(x.dtype) if tiling.splits > 1 else out
 
 
 def _pad(rows: jax.Array, padding: int) -> jax.Array:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from paged.matmul.estimate import bound, ranked_tilings
+from paged.matmul.estimate import bound, grouped_tilings, ranked_tilings
 from paged.matmul.tiling import Tiling
-from paged.matmul.tuned import TUNED
+from paged.matmul.tuned import GROUPED, TUNED
 
 # The estimate has no number for XLA. Where XLA is hard to beat a shape that nobody measured is left
 # to it: with few rows, for memory is all that counts then, and a small weight even with some; with
@@ -55,3 +55,25 @@ def _estimated(m: int, k: int, n: int, gated: bool, residual: bool) -> Tiling | 
     microseconds, tiling = ranked[0]
     limit = _MOST_OF_BOUND_GATED if gated else _MOST_OF_BOUND
     return tiling if microseconds < limit * bound(m, k, 2 * n if gated else n) else None
+
+
+def grouped_tiling_for(
+    m: int, groups: int, k: int, n: int, *, device_kind: str, gated: bool = False
+) -> Tiling:
+    """A tiling for x [m, k] in groups, each with a weight of its own, and an output [m, n].
+
+    What was not measured on the kind of device, or on an H200, gets what is good for most shapes.
+
+    Args:
+        m: rows, with what groups are filled up by.
+        groups: how many weights there are.
+        device_kind, gated: see `tiling_for`.
+
+    Raises:
+        ValueError: no tiling cuts them evenly.
+    """
+    of_kind, product = GROUPED.get(device_kind, {}), (gated, groups, k, n)
+    measured = of_kind.get(product, GROUPED[_NEAREST].get(product))
+    if measured is None:
+        return grouped_tilings(m, groups, k, n, gated=gated)[0]
+    return next((tiling for most, tiling in measured if m <= most), measured[-1][1])

@@ -37,6 +37,56 @@ def ranked_tilings(
     return sorted(rated, key=lambda pair: pair[0])
 
 
+def grouped_tilings(m: int, groups: int, k: int, n: int, *, gated: bool = False) -> list[Tiling]:
+    """The tilings worth a try for rows in groups, what is good for most shapes first.
+
+    For the arguments see `grouped_tiling_for`.
+
+    Raises:
+        ValueError: no tiling cuts them evenly.
+    """
+    few = m <= ROWS * groups
+    plain = _plan(m, k, n, gated, False, Tiling())
+    plan = dataclasses.replace(plain, groups=groups, most=m)
+    tilings = _for_few_of_each(gated) if few else _for_many_of_each()
+    fitting = [each for each in tilings if _fits(dataclasses.replace(plan, tiling=each))]
+    if not fitting:
+        raise ValueError(f"no tiling cuts K of {k} and {n} columns evenly; see supports_groups")
+    return fitting
+
+
+def _for_few_of_each(gated: bool) -> list[Tiling]:
+    """For groups that one warpgroup takes: what counts is to read their weights at full speed."""
+    one = Tiling(row_warpgroups=1)
+    narrow = dataclasses.replace(one, widths=(128,) if gated else (64,))
+    wide = dataclasses.replace(one, widths=(256,) if gated else (128,))
+    return [
+        dataclasses.replace(narrow, residents=2),
+        dataclasses.replace(narrow, residents=2, depth=128),
+        narrow,
+        dataclasses.replace(narrow, depth=128),
+        dataclasses.replace(narrow, column_warpgroups=2),
+        dataclasses.replace(narrow, column_warpgroups=2, depth=128),
+        dataclasses.replace(wide, residents=2),
+        wide,
+        dataclasses.replace(wide, column_warpgroups=2),
+    ]
+
+
+def _for_many_of_each() -> list[Tiling]:
+    """For groups of several warpgroups: what counts is to multiply at full speed."""
+    return [
+        Tiling(column_cluster=2),
+        Tiling(),
+        Tiling(widths=(128,), residents=2),
+        Tiling(widths=(192,), column_cluster=2),
+        Tiling(widths=(192,), row_warpgroups=3),
+        Tiling(widths=(128,), row_warpgroups=3),
+        Tiling(row_warpgroups=1, column_warpgroups=2),
+        Tiling(row_warpgroups=1, widths=(128,), residents=2),
+    ]
+
+
 def bound(m: int, k: int, columns: int) -> float:
     """Microseconds of a product whose weight is [k, columns] if nothing were idle."""
     reading = 2 * k * columns / _ALL_READ

@@ -7,6 +7,10 @@ multiplies silu(gate) by up, the residual form adds. Programs of a cluster share
 those with the same columns and other rows the weight, those with the same rows and other columns x.
 
 Tiles may reach over the edges of the arrays. Copies read zeros there, and write nothing.
+
+Rows may come in groups, each with a weight of its own and as many rows as the device finds. Then a
+list on the device says which rows a tile has, and of whose weight. A tile may reach into the next
+group's rows too, and writes none of them.
 """
 
 from __future__ import annotations
@@ -22,7 +26,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged.kernels import Ref, divide, swizzled
-from paged.matmul.tiling import OUTPUT_SLOTS, ROWS, Plan, Tiling
+from paged.matmul.groups import Groups, WorkList, work_list
+from paged.matmul.tiling import OUTPUT_SLOTS, ROW_UNIT, ROWS, Plan, Tiling
+
+# Groups of rows and the tiles they are cut into.
+_Work = tuple[Groups, WorkList]
 
 
 class _Shared(NamedTuple):
@@ -47,12 +55,21 @@ class _Shared(NamedTuple):
 
 
 class _Tile(NamedTuple):
-    """Where a program's output tile starts (part of K, row, column), and how many it did before."""
+    """An output tile of a program.
+
+    Attributes:
+        split, row, column: where it starts; `split` is a part of K.
+        done: tiles that the program did before.
+        end: where the rows of its group end; None if all rows have one weight.
+        weight: where the weight of its group starts.
+    """
 
     split: jax.Array
     row: jax.Array
     column: jax.Array
     done: jax.Array
+    end: jax.Array | None = None
+    weight: jax.Array | int = 0
 
 
 def hopper_matmul(
@@ -61,14 +78,20 @@ def hopper_matmul(
     tiling: Tiling,
     *,
     residual: jax.Array | None = None,
+    groups: Groups | None = None,
     out_dtype: jnp.dtype | None = None,
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> jax.Array:
     """The kernel alone: see `paged.matmul.matmul`. `interpret` runs it on a CPU.
 
     Rows must be fewer than 8 or a multiple of 8. Several splits give [splits, M, N], yet to be
-    summed, and are not for gates or a residual.
+    summed, and are not for gates or a residual. With `groups`, w has an axis of them first; see
+    `paged.matmul.grouped_matmul`.
     """
+    work = None
+    if groups is not None:
+        work = groups, work_list(groups, x.shape[0], tiling.height)
+        w = w.reshape(-1, *w.shape[2:])
     plan = Plan(
         tiling=tiling,
         m=x.shape[0],
@@ -79,11 +102,13 @@ def hopper_matmul(
         dtype=x.dtype,
         out_dtype=jnp.dtype(out_dtype or x.dtype),
         interpreted=interpret is not None,
+        groups=0 if groups is None else len(groups.sizes),
+        most=0 if groups is None else groups.most,
     )
     parts = (tiling.splits,) if tiling.splits > 1 else ()
     return plgpu.kernel(
         functools.partial(_kernel, plan=plan),
-        kernel_name="paged_matmul_gated" if plan.gated else "paged_matmul",
+        kernel_name=_name(plan),
         out_type=jax.ShapeDtypeStruct((*parts, plan.m, plan.n), plan.out_dtype),
         grid=(plan.clusters,),
         grid_names=("group",),
@@ -96,7 +121,11 @@ def hopper_matmul(
             approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
         interpret=interpret,
-    )(x, w, residual)
+    )(x, w, residual, work)
+
+
+def _name(plan: Plan) -> str:
+    return "paged_matmul" + "_grouped" * bool(plan.groups) + "_gated" * plan.gated
 
 
 def _scratch(plan: Plan) -> tuple[Any, ...]:
@@ -142,6 +171,7 @@ def _kernel(
     x_ref: Ref,
     w_ref: Ref,
     residual_ref: Ref | None,
+    work: _Work | None,
     out_ref: Ref,
     x_ring: Ref,
     w_rings: tuple[Ref, ...],
@@ -163,35 +193,65 @@ def _kernel(
         if more:
             plgpu.set_max_registers(more, action="increase")
         compute = functools.partial(_compute, warpgroup, residual_ref, out_ref, shared, plan)
-        _for_each_tile(plan, compute)
+        _for_each_tile(plan, work, compute)
         plgpu.wait_smem_to_gmem(0)
 
     @pl.when(warpgroup == computers)
     def _() -> None:
         if fewer:
             plgpu.set_max_registers(fewer, action="decrease")
-        _for_each_tile(plan, functools.partial(_copy, x_ref, w_ref, shared, plan))
+        turns = _for_each_tile(plan, work, functools.partial(_copy, x_ref, w_ref, shared, plan))
+
         # A program must not end while others of its cluster may arrive at its barriers.
-        for slot in range(plan.stages):
-            plgpu.barrier_wait(shared.free.at[slot])
+        @pl.when(turns > 0)
+        def _() -> None:
+            for slot in range(plan.stages):
+                plgpu.barrier_wait(shared.free.at[slot])
 
 
-def _for_each_tile(plan: Plan, work: Callable[[_Tile], None]) -> None:
-    """Call `work` for the tiles of this program."""
+def _for_each_tile(plan: Plan, work: _Work | None, handle: Callable[[_Tile], None]) -> jax.Array:
+    """Call `handle` for the tiles of this program. Returns how many there are."""
     tile = plan.tiling
     first = lax.axis_index("group")
+    row_tiles = plan.row_tiles if work is None else work[1].ends[plan.groups - 1]
 
     def turn(done: jax.Array, carry: jax.Array) -> jax.Array:
-        split, index = divide(first + done * plan.clusters, plan.row_tiles * plan.column_tiles)
+        split, index = divide(first + done * plan.clusters, row_tiles * plan.column_tiles)
         stripe, index = divide(index, plan.stripe * plan.column_tiles)
-        column, row = divide(index, plan.stripe)
-        row = (stripe * plan.stripe + row) * tile.row_cluster + lax.axis_index("cluster_row")
-        column = column * tile.column_cluster + lax.axis_index("cluster_column")
-        work(_Tile(split, row * tile.height, column * plan.columns, done))
+        row = stripe * plan.stripe
+        # Without groups all stripes are whole.
+        in_stripe = plan.stripe if work is None else lax.min(plan.stripe, row_tiles - row)
+        column, index = divide(index, in_stripe)
+        row = (row + index) * tile.row_cluster + lax.axis_index("cluster_row")
+        column = (column * tile.column_cluster + lax.axis_index("cluster_column")) * plan.columns
+        if work is None:
+            handle(_Tile(split, row * tile.height, column, done))
+        else:
+            handle(_tile_of_group(plan, work, split, row, column, done))
         return carry
 
-    turns = lax.div(plan.tiles - first + plan.clusters - 1, plan.clusters)
+    tiles = row_tiles * plan.column_tiles * tile.splits
+    turns = lax.div(tiles - first + plan.clusters - 1, plan.clusters)
     lax.fori_loop(0, turns, turn, jnp.int32(0))
+    return turns
+
+
+def _tile_of_group(
+    plan: Plan,
+    work: _Work,
+    split: jax.Array,
+    index: jax.Array,
+    column: jax.Array,
+    done: jax.Array,
+) -> _Tile:
+    """The row tile `index` of the list, at a column."""
+    groups, tiles = work
+    group = tiles.groups[index]
+    # Of the group's tiles, those from this one on.
+    left = tiles.ends[group] - index
+    end, size, height = groups.ends[group], groups.sizes[group], plan.tiling.height
+    before = lax.div(size + height - 1, height) - left
+    return _Tile(split, end - size + before * height, column, done, end, group * plan.k)
 
 
 def _copy(x_ref: Ref, w_ref: Ref, shared: _Shared, plan: Plan, place: _Tile) -> None:
@@ -217,14 +277,15 @@ def _fill(
     slot = lax.rem(count, plan.stages)
     full = shared.full.at[slot]
     pl.when(count >= plan.stages)(lambda: plgpu.barrier_wait(shared.free.at[slot]))
-    depth = _span((place.split * plan.steps + step) * tile.depth, tile.depth)
+    start = (place.split * plan.steps + step) * tile.depth
+    depth, weight_rows = _span(start, tile.depth), _span(place.weight + start, tile.depth)
     for i in range(tile.row_warpgroups):
         rows = _span(place.row + i * ROWS, plan.rows_loaded, 8)
         target = shared.x.at[slot, i, pl.ds(0, plan.rows_loaded)]
         _multicast(x_ref.at[rows, depth], target, full, "cluster_column", tile.column_cluster)
     for j in range(tile.column_warpgroups):
         column = _column(plan, place, phase, j)
-        _copy_weight(w_ref, depth, column, slot, j, phase, full, shared, plan)
+        _copy_weight(w_ref, weight_rows, column, slot, j, phase, full, shared, plan)
     return carry
 
 
@@ -239,7 +300,9 @@ def _column(plan: Plan, place: _Tile, phase: int, j: jax.Array | int) -> jax.Arr
     return place.column + before + j * plan.out_widths[phase]
 
 
-def _span(start: jax.Array, size: int, unit: int | None = None) -> pl.Slice:
+def _span(start: jax.Array | int, size: int, unit: int | None = None) -> pl.Slice:
+    if isinstance(start, int):
+        return pl.ds(start, size)
     return pl.ds(pl.multiple_of(start, unit or size), size)
 
 
@@ -286,13 +349,34 @@ def _compute(
     """One warpgroup's part of a tile."""
     i, j = divide(warpgroup, plan.tiling.column_warpgroups)
     row = place.row + i * ROWS
-    for phase, width in enumerate(plan.out_widths):
-        column = _column(plan, place, phase, j)
-        output = _Output(
-            warpgroup, residual_ref, out_ref, shared, plan, place.split, row, column, width
-        )
-        output.begin()
-        output.store(_products(i, j, shared, plan, place, phase))
+
+    def multiply() -> None:
+        for phase, width in enumerate(plan.out_widths):
+            column = _column(plan, place, phase, j)
+            output = _Output(
+                warpgroup, residual_ref, out_ref, shared, plan, place, row, column, width
+            )
+            output.begin()
+            output.store(_products(i, j, shared, plan, place, phase))
+
+    if place.end is None or plan.tiling.row_warpgroups == 1:
+        multiply()
+    else:
+        pl.when(row < place.end)(multiply)
+        pl.when(row >= place.end)(functools.partial(_let_pass, shared, plan, place))
+
+
+def _let_pass(shared: _Shared, plan: Plan, place: _Tile) -> None:
+    """Free the buffers of a tile that has no rows for this warpgroup."""
+    before = _count(plan, place, 0)
+
+    def step(k: jax.Array, carry: jax.Array) -> jax.Array:
+        slot = lax.rem(before + k, plan.stages)
+        plgpu.barrier_wait(shared.full.at[slot])
+        plgpu.barrier_arrive(shared.free.at[slot])
+        return carry
+
+    lax.fori_loop(0, plan.steps * len(plan.tiling.widths), step, jnp.int32(0))
 
 
 def _products(
@@ -332,7 +416,7 @@ class _Output(NamedTuple):
     out_ref: Ref
     shared: _Shared
     plan: Plan
-    split: jax.Array
+    place: _Tile
     row: jax.Array
     column: jax.Array
     width: int
@@ -357,7 +441,7 @@ class _Output(NamedTuple):
                 values = values + added.astype(jnp.float32)
             buffer[...] = values.astype(self.plan.out_dtype)
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(self._staged(c), self._place(self.out_ref, c))
+            self._copy_out(c)
             if self.residual_ref is not None and c + OUTPUT_SLOTS < self._chunks:
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 self._copy_residual(c + OUTPUT_SLOTS)
@@ -376,14 +460,37 @@ class _Output(NamedTuple):
 
     def _copy_residual(self, c: int) -> None:
         barrier = self.shared.added.at[self.warpgroup, c % OUTPUT_SLOTS]
-        plgpu.copy_gmem_to_smem(self._place(self.residual_ref, c), self._staged(c), barrier)
+        rows = self.plan.rows_loaded
+        plgpu.copy_gmem_to_smem(
+            self._place(self.residual_ref, c, 0, rows), self._staged(c, 0, rows), barrier
+        )
 
-    def _staged(self, c: int) -> Ref:
-        rows = pl.ds(0, self.plan.rows_loaded)
-        return self.shared.out.at[self.warpgroup, c % OUTPUT_SLOTS, rows]
+    def _copy_out(self, c: int) -> None:
+        def copy(first: jax.Array | int, rows: int) -> None:
+            plgpu.copy_smem_to_gmem(
+                self._staged(c, first, rows), self._place(self.out_ref, c, first, rows)
+            )
 
-    def _place(self, ref: Ref, c: int) -> Ref:
-        rows = _span(self.row, self.plan.rows_loaded, 8)
+        def copy_few(i: jax.Array, carry: jax.Array) -> jax.Array:
+            copy(i * ROW_UNIT, ROW_UNIT)
+            return carry
+
+        rows = self.plan.rows_loaded
+        if self.place.end is None:
+            copy(0, rows)
+            return
+        left = self.place.end - self.row
+        pl.when(left >= rows)(lambda: copy(0, rows))
+
+        @pl.when(left < rows)
+        def _() -> None:
+            lax.fori_loop(0, lax.div(left, ROW_UNIT), copy_few, jnp.int32(0))
+
+    def _staged(self, c: int, first: jax.Array | int, rows: int) -> Ref:
+        return self.shared.out.at[self.warpgroup, c % OUTPUT_SLOTS, _span(first, rows, 8)]
+
+    def _place(self, ref: Ref, c: int, first: jax.Array | int, count: int) -> Ref:
+        rows = _span(self.row + first, count, 8)
         columns = _span(self.column + c * self.plan.chunk, self.plan.chunk)
         split = self.plan.tiling.splits > 1
-        return ref.at[self.split, rows, columns] if split else ref.at[rows, columns]
+        return ref.at[self.place.split, rows, columns] if split else ref.at[rows, columns]

@@ -20,6 +20,11 @@ _MAX_STAGES = 12
 OUTPUT_SLOTS = 2
 # Row tiles after which the next columns follow: what they read of x stays in the cache.
 _STRIPE = 8
+# With groups more, for the weights of a group are to be read once: 16 of 128 rows, and as many
+# programs as there are multiprocessors, read about as much of x as of the weight.
+_STRIPE_OF_GROUPS = 16
+# Rows of a group come in eights, as rows of shared memory do.
+ROW_UNIT = 8
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,11 @@ class Tiling:
         return self.row_cluster * self.column_cluster
 
 
+def most_tiles(rows: int, groups: int, height: int) -> int:
+    """Row tiles that groups of `rows` in all are cut into at most, none of which has two groups."""
+    return min(rows // ROW_UNIT, rows // height + groups)
+
+
 @dataclass(frozen=True)
 class Plan:
     """A product and its tiling: what is fixed when the kernel is compiled.
@@ -73,6 +83,8 @@ class Plan:
         dtype: of the operands.
         out_dtype: of the output.
         interpreted: whether Pallas' interpreter runs the kernel.
+        groups: of rows, each of which has a weight of its own; 0 if all have the same.
+        most: rows that a group has at most.
     """
 
     tiling: Tiling
@@ -84,6 +96,8 @@ class Plan:
     dtype: jnp.dtype
     out_dtype: jnp.dtype
     interpreted: bool
+    groups: int = 0
+    most: int = 0
 
     @property
     def halves(self) -> int:
@@ -108,11 +122,14 @@ class Plan:
     @property
     def rows_loaded(self) -> int:
         """Rows of x that a warpgroup's accumulator has: few tokens do not fill it."""
-        return min(ROWS, pl.cdiv(self.m, 8) * 8)
+        most = min(self.m, self.most) if self.groups else self.m
+        return min(ROWS, pl.cdiv(most, 8) * 8)
 
     @property
     def row_tiles(self) -> int:
-        """How many cover the output from top to bottom, each of a cluster."""
+        """How many cover the output from top to bottom, each of a cluster; with groups, at most."""
+        if self.groups:
+            return most_tiles(self.m, self.groups, self.tiling.height)
         return pl.cdiv(self.m, self.tiling.height * self.tiling.row_cluster)
 
     @property
@@ -123,7 +140,7 @@ class Plan:
     @property
     def stripe(self) -> int:
         """Row tiles that are computed for all columns before the next."""
-        return math.gcd(self.row_tiles, _STRIPE)
+        return _STRIPE_OF_GROUPS if self.groups else math.gcd(self.row_tiles, _STRIPE)
 
     @property
     def column_tiles(self) -> int:

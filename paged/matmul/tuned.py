@@ -1,7 +1,8 @@
 """What was measured: written by `benchmarks/tune_matmul.py`, for each kind of device.
 
 A product is (gated, K, columns of its output). Its tilings are for up to so many rows; the last is
-for more rows too. None is XLA.
+for more rows too. None is XLA. One whose rows come in groups is (gated, groups, K, columns); its
+tilings are written by `benchmarks/expert_kernels.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from paged.matmul.tiling import Tiling
 
 Product = tuple[bool, int, int]
 UpTo = tuple[int, Tiling | None]
+GroupedProduct = tuple[bool, int, int, int]
 
 TUNED: dict[str, dict[Product, tuple[UpTo, ...]]] = {
     "NVIDIA H200": {
@@ -46,4 +48,8 @@ TUNED: dict[str, dict[Product, tuple[UpTo, ...]]] = {
         ),
         (False, 4096, 128256): ((1, None),),
     },
+}
+
+GROUPED: dict[str, dict[GroupedProduct, tuple[tuple[int, Tiling], ...]]] = {
+    "NVIDIA H200": {},
 }

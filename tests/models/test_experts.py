@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,12 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from paged import matmul
 from paged.cache import DROPPED
 from paged.errors import ConfigError
-from paged.models.experts import DenseExperts, Mixture, Routing, mix, stacked
+from paged.matmul import tiling
+from paged.models.activations import ClampedSwiglu
+from paged.models.experts import DenseExperts, HopperExperts, Mixture, Routing, mix, stacked
 from paged.models.registry import model_config
-from paged.models.weights import Dense, fused_linear
+from paged.models.weights import Dense, for_device, fused_linear
 
 F32 = jnp.dtype(jnp.float32)
 X, C, D, F, T = 5, 2, 6, 4, 7
@@ -84,6 +89,37 @@ def test_padding_disturbs_nobody_and_gets_nothing(filling):
     out = mixed(params, padded)
     np.testing.assert_allclose(out[:T], mixed(params, x), atol=1e-6)
     assert not out[T:].any()
+
+
+@pytest.mark.parametrize("most_rows", [0, 512], ids=["XLA", "one kernel"])
+@pytest.mark.parametrize("activation", ["silu", ClampedSwiglu(1.7, 7.0)], ids=str)
+def test_a_hopper_gpus_experts_answer_alike(most_rows, activation, monkeypatch):
+    interpret = plgpu.InterpretGPUParams()
+    monkeypatch.setattr(
+        matmul, "grouped_matmul", partial(matmul.grouped_matmul, interpret=interpret)
+    )
+    monkeypatch.setattr(
+        matmul, "in_groups_at_once", partial(matmul.in_groups_at_once, interpret=True)
+    )
+    monkeypatch.setattr(matmul, "MOST_ROWS", most_rows)
+    monkeypatch.setattr(tiling, "MULTIPROCESSORS", 4)
+    half = lambda *args: jnp.asarray(drawn(*args), "bfloat16")  # noqa: E731
+    bias = activation != "silu"
+    plain = Mixture(
+        router=Dense(half(0, 64, X)),
+        gate_up=DenseExperts(half(1, X, 64, 2, 64) / 8, half(4, X, 2, 64) if bias else None),
+        down=DenseExperts(half(2, X, 64, 64) / 8, half(5, X, 64) if bias else None),
+    )
+    device: Any = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="a Hopper")
+    fast = for_device(plain, device)
+    assert isinstance(fast.gate_up, HopperExperts)
+    x, token = half(3, T, 64), np.arange(T)
+    meta: Any = SimpleNamespace(write_index=jnp.where(token < T - 2, token, DROPPED + token))
+    expected, found = (
+        np.asarray(mix(each, ROUTING, x, meta, activation), np.float32) for each in (plain, fast)
+    )
+    np.testing.assert_allclose(found, expected, rtol=0.02, atol=0.02)
+    assert not found[-2:].any()
 
 
 def test_experts_are_stacked_in_their_order():

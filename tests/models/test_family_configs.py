@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paged.errors import ConfigError
-from paged.models.registry import FAMILIES
+from paged.models.registry import ENCODERS, FAMILIES, get_family, is_headless
 from tests.models.test_model_config import NO_FLAG, NO_NUMBER, parse
 
 LINEAR = {"rope_type": "linear", "factor": 8.0}
@@ -153,3 +153,24 @@ def test_a_configuration_is_hashable(architecture):
     """It decides what a layer is compiled for."""
     config = parse(architectures=[architecture], num_key_value_heads=2)
     assert len({config, parse(architectures=[architecture], num_key_value_heads=2)}) == 1
+
+
+@pytest.mark.parametrize("architecture", ENCODERS)
+def test_encoders_have_settings_of_their_own(architecture):
+    config = parse(architectures=[architecture], head_dim=None)
+    assert len({config, parse(architectures=[architecture])}) == 1
+    roberta = "Roberta" in architecture
+    assert (config.context_length, config.extras.first_position) == (
+        (254, 2) if roberta else (256, 0)
+    )
+    assert (config.hidden_act, config.extras.num_types) == ("gelu", 2)
+    with pytest.raises(ConfigError, match=f"{architecture} is an encoder"):
+        get_family(architecture)
+
+
+def test_a_decoder_may_be_stored_without_its_head():
+    config = parse(architectures=["Qwen3Model"], num_key_value_heads=2)
+    assert get_family(config.architecture) is FAMILIES["Qwen3ForCausalLM"]
+    assert is_headless("Qwen3Model")
+    assert not is_headless("Qwen3ForCausalLM")
+    assert not is_headless("T5Model")

@@ -18,6 +18,8 @@ NAMES = sorted(path.stem for path in GOLDENS.glob("*.json"))
 TOLERANCE = 1e-4
 # Errors of bfloat16, as multiples of those that transformers makes.
 MOST_MEAN, MOST_MAX = 1.5, 2.0
+ROUTERS = (".gate.weight", ".router.weight")
+FEW = 2  # of 72 tokens
 NEIGHBOUR = 1  # the slot of another sequence
 
 
@@ -105,8 +107,14 @@ def served_logprobs(
 
 
 def check_served(golden: dict[str, Any], logprobs: np.ndarray, dtype: str) -> None:
-    """Against transformers in float32: exact in float32, else as near as transformers comes."""
-    error = np.abs(logprobs - (golden["prompt_logprobs"] + golden["greedy_logprobs"]))
+    """Against transformers in float32: exact in float32, else as near as transformers comes.
+
+    In a mixture any rounding may send a token that is between two experts to the other one, so that
+    a few may differ by more.
+    """
+    error = np.sort(np.abs(logprobs - (golden["prompt_logprobs"] + golden["greedy_logprobs"])))
+    if dtype != "float32" and any(name.endswith(ROUTERS) for name in golden["tensors"]):
+        error = error[:-FEW]
     theirs = golden["bfloat16_error"]
     mean, most = MOST_MEAN * theirs["mean"], MOST_MAX * theirs["max"]
     if dtype == "float32":

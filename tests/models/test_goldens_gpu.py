@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 
 from paged.attention import default_backend
@@ -19,37 +16,20 @@ pytestmark = [
     # What replaces this backend is not as fast yet.
     pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated"),
 ]
-DTYPES = ("bfloat16", "float32")
-
-Answers = dict[tuple[str, str], Future[np.ndarray]]
-
-
-def answer(name: str, dtype: str, folder: Path) -> np.ndarray:
-    """See `served_logprobs`; in float32 without rounding what is multiplied, as XLA would."""
-    golden = load_golden(name)
-    runner = served_runner(golden, folder, dtype, default_backend(jax.devices()[0]))
-    if dtype == "bfloat16":
-        return served_logprobs(runner, golden)
-    with jax.default_matmul_precision("highest"):
-        return served_logprobs(runner, golden, pad_decode=True)
-
-
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
-    """Those of all models, which are compiled side by side: that takes nearly all of the time."""
-    threads = ThreadPoolExecutor()
-    yield {
-        (name, dtype): threads.submit(answer, name, dtype, tmp_path_factory.mktemp(name))
-        for name in NAMES
-        for dtype in DTYPES
-    }
-    threads.shutdown(cancel_futures=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_agrees_with_transformers(name: str, dtype: str, answers: Answers) -> None:
-    check_served(load_golden(name), answers[name, dtype].result(), dtype)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_agrees_with_transformers(name: str, dtype: str, tmp_path: Path) -> None:
+    """In float32 without rounding what is multiplied, as XLA would."""
+    golden = load_golden(name)
+    runner = served_runner(golden, tmp_path, dtype, default_backend(jax.devices()[0]))
+    if dtype == "bfloat16":
+        logprobs = served_logprobs(runner, golden)
+    else:
+        with jax.default_matmul_precision("highest"):
+            logprobs = served_logprobs(runner, golden, pad_decode=True)
+    check_served(golden, logprobs, dtype)
 
 
 def test_a_model_of_some_width_runs_by_our_own_kernels(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paged.attention import BACKENDS, Scoring, attention_metadata, paged_attention
+from paged.attention.tiling import BY_RULE, Tilings
 from paged.cache import KV_DTYPES, CacheSpec, Pages, as_stored
 
 Array = np.ndarray[Any, Any]
@@ -222,7 +223,7 @@ def expected_pages(shape: Shape, batch: Batch) -> Pages:
 
 
 @functools.cache
-def step(shape: Shape, backend: str, decode_only: bool) -> Any:
+def step(shape: Shape, backend: str, decode_only: bool, tilings: Tilings = BY_RULE) -> Any:
     """One layer's attention, compiled for a shape."""
 
     def run(
@@ -246,18 +247,25 @@ def step(shape: Shape, backend: str, decode_only: bool) -> Any:
             tile_size=BACKENDS[backend]().tile_size,
             decode_only=decode_only,
             backend=backend,
+            tilings=tilings,
         )
         return paged_attention(q, k, v, pages, meta, shape.scoring, sinks)
 
     return jax.jit(run)
 
 
-def run(shape: Shape, batch: Batch, backend: str, decode_only: bool = False) -> tuple[Array, Pages]:
+def run(
+    shape: Shape,
+    batch: Batch,
+    backend: str,
+    decode_only: bool = False,
+    tilings: Tilings = BY_RULE,
+) -> tuple[Array, Pages]:
     """Output [T, heads, D] float32, and pages after the step as NumPy arrays."""
     floats = (jnp.asarray(x, shape.dtype) for x in (batch.q, batch.k, batch.v))
     # The default product of float32 on a GPU is less precise than what is tested.
     with jax.default_matmul_precision("highest"):
-        out, pages = step(shape, backend, decode_only)(
+        out, pages = step(shape, backend, decode_only, tilings)(
             *floats,
             jax.tree.map(jnp.asarray, batch.pages),
             batch.tables,
@@ -270,11 +278,17 @@ def run(shape: Shape, batch: Batch, backend: str, decode_only: bool = False) -> 
 
 
 def check(
-    shape: Shape, rows: Sequence[Row], backend: str, *, decode_only: bool = False, seed: int = 0
+    shape: Shape,
+    rows: Sequence[Row],
+    backend: str,
+    *,
+    decode_only: bool = False,
+    seed: int = 0,
+    tilings: Tilings = BY_RULE,
 ) -> None:
     """Run `rows` through a backend, and hold output and pages to what they must be."""
     batch = make_batch(shape, rows, seed)
-    out, pages = run(shape, batch, backend, decode_only)
+    out, pages = run(shape, batch, backend, decode_only, tilings)
     expected = expected_output(shape, batch)
     np.testing.assert_allclose(
         out[: len(expected)], expected, atol=shape.tolerance, rtol=shape.tolerance

@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 
 from paged.attention import default_backend
+from paged.attention.tiling import Tilings
+from paged.attention.tuning.search import fastest, search
+from paged.attention.tuning.timer import GpuTimer
+from paged.attention.tuning.workloads import Case, Layer, Workload, cases
 from tests.paged.ragged import Row, Shape, check, make_batch, run
 from tests.paged.test_attention import DECODE, EDGES, MIXED, SHAPES, STEP
 
@@ -133,3 +137,38 @@ def test_chunks_of_2048_tokens_beside_decode_rows(backend: str) -> None:
     skip_unless_it_runs(backend)
     rows = [Row(6000, 1500), *[Row(1000 + n, 1) for n in range(28)], Row(0, 300), Row(77, 200)]
     assert difference(CHUNK, rows, backend, decode_only=False) < 4e-3
+
+
+def layer_of(shape: Shape) -> Layer:
+    backend = default_backend(jax.devices()[0])
+    return Layer(shape.heads, shape.spec, jax.numpy.dtype(shape.dtype), backend)
+
+
+@pytest.mark.parametrize("shape", [LLAMA, HALF], ids=["128", "64"])
+@pytest.mark.parametrize("decode", [True, False], ids=["decode", "prefill"])
+@pytest.mark.parametrize("place", range(12))
+def test_no_candidate_changes_anything(shape: Shape, decode: bool, place: int) -> None:
+    layer = layer_of(shape)
+    candidates = Case(decode, 1, (Workload(1, 1, 0),)).candidates(layer)
+    assert len(candidates) <= 12
+    for tiling in candidates[place : place + 1]:
+        tilings = Tilings(((1, tiling),)) if decode else Tilings(prefill=((1, tiling),))  # type: ignore[arg-type]
+        try:
+            check(shape, MIXED, layer.backend, tilings=tilings)
+        except (ValueError, jax.errors.JaxRuntimeError) as error:
+            if "hared memory" not in str(error):
+                raise
+            pytest.skip(f"this GPU has too little memory for {tiling}")
+
+
+def test_the_search_times_what_it_compiles() -> None:
+    layer = layer_of(LLAMA)
+    timer = GpuTimer(layer, pool_bytes=2**28)
+    try:
+        found = search(layer, cases(8, 512, 2048), timer, seconds=30, advance=lambda _: None)
+    finally:
+        timer.close()
+    assert all(
+        0 < time < 1e5 for of_case in found.values() for times in of_case.values() for time in times
+    )
+    assert fastest(layer, found).decode

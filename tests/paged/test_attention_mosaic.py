@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged import attention
+from paged.attention import AttentionMetadata, Scoring
 from paged.attention.mosaic import TILE_SIZE, decode, mosaic_decode, mosaic_prefill, prefill
-from paged.cache import as_stored
+from paged.attention.tiling import (
+    DecodeTiling,
+    Heads,
+    MosaicDecode,
+    MosaicPrefill,
+    PrefillTiling,
+    Tilings,
+)
+from paged.attention.tuning.candidates import decode_candidates, prefill_candidates
+from paged.cache import Pages, as_stored
 from tests.paged.ragged import Row, Shape, check
 
 SHAPE = Shape(heads=4, kv_heads=1, dtype="bfloat16", num_rows=4, num_tokens=300, max_len=512)
@@ -23,15 +34,40 @@ LENGTHS = [Row(length - 1, 1) for length in (200, 1, 64, 65, 512, 129, 16)]
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend that is interpreted, in few programs, so that each has several pieces or rows."""
-    interpret = plgpu.InterpretGPUParams()
-    backend = attention.Backend(
-        functools.partial(mosaic_decode, interpret=interpret),
-        functools.partial(mosaic_prefill, interpret=interpret),
-        TILE_SIZE,
-    )
+    backend = attention.Backend(interpreted_decode, interpreted_prefill, TILE_SIZE)
     monkeypatch.setitem(attention.BACKENDS, "interpreted", lambda: backend)
-    monkeypatch.setattr(prefill, "_PROGRAMS", 3)
+    monkeypatch.setattr(prefill, "MULTIPROCESSORS", 1)
     monkeypatch.setattr(decode, "MULTIPROCESSORS", 2)
+
+
+def interpreted_decode(
+    q: jax.Array,
+    pages: Pages,
+    lengths: jax.Array,
+    meta: AttentionMetadata,
+    scoring: Scoring,
+    sinks: jax.Array | None,
+) -> jax.Array:
+    tiling = meta.tilings.of_decode(len(q)) or MosaicDecode()
+    assert isinstance(tiling, MosaicDecode)
+    interpret = plgpu.InterpretGPUParams()
+    return mosaic_decode(
+        q, pages, lengths, meta, scoring, sinks, tiling=tiling, interpret=interpret
+    )
+
+
+def interpreted_prefill(
+    q: jax.Array,
+    pages: Pages,
+    meta: AttentionMetadata,
+    scoring: Scoring,
+    sinks: jax.Array | None,
+) -> jax.Array:
+    tiling = meta.tilings.of_prefill(len(q))
+    tiling = tiling or replace(MosaicPrefill.default(Heads.of(q, pages)), programs=3)
+    assert isinstance(tiling, MosaicPrefill)
+    interpret = plgpu.InterpretGPUParams()
+    return mosaic_prefill(q, pages, meta, scoring, sinks, tiling=tiling, interpret=interpret)
 
 
 def test_decode_rows_see_their_whole_sequence() -> None:
@@ -65,6 +101,44 @@ def test_sinks() -> None:
 
 def test_nothing_to_do() -> None:
     check(SHAPE, [Row(15, 1)], "interpreted")
+
+
+def of_heads(shape: Shape) -> Heads:
+    pages = jax.eval_shape(lambda: Pages.zeros(shape.spec))
+    return Heads.of(jax.ShapeDtypeStruct((1, shape.heads, shape.head_dim), shape.dtype), pages)
+
+
+def check_tiling(shape: Shape, tiling: DecodeTiling | PrefillTiling) -> None:
+    """What is computed does not depend on it."""
+    if isinstance(tiling, MosaicDecode):
+        decode = Tilings(decode=((1, tiling),))
+        shape = replace(shape, num_rows=8, num_tokens=8)
+        check(shape, LENGTHS, "interpreted", decode_only=True, tilings=decode)
+    elif isinstance(tiling, MosaicPrefill):
+        check(shape, MIXED, "interpreted", tilings=Tilings(prefill=((1, tiling),)))
+
+
+def test_a_decode_tiling_changes_nothing() -> None:
+    check_tiling(DECODE, MosaicDecode(residents=3, ring=49152))
+
+
+def test_a_prefill_tiling_changes_nothing() -> None:
+    check_tiling(SHAPE, MosaicPrefill(span=64, stages=3, programs=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("place", range(12))
+def test_no_candidate_changes_anything(head_dim: int, place: int) -> None:
+    shape = replace(SHAPE, head_dim=head_dim)
+    heads = of_heads(shape)
+    for candidates in (
+        decode_candidates(heads, mosaic=True),
+        prefill_candidates(heads, mosaic=True),
+    ):
+        assert len(candidates) <= 12
+        for tiling in candidates[place : place + 1]:
+            check_tiling(shape, tiling)
 
 
 @pytest.mark.slow

@@ -71,11 +71,13 @@ def paths(
     kv_dtype: str = "bfloat16",
     head_dim: int = 128,
     heads: int = 8,
+    experts: dict[str, int] | None = None,
 ) -> str:
-    """What a model would be told on a GPU, in one line."""
+    """What a model would be told on a GPU, in one line; it has experts if they are given."""
     model = model_config(
         {
-            "architectures": ["LlamaForCausalLM"],
+            "architectures": ["LlamaForCausalLM" if experts is None else "Qwen3MoeForCausalLM"],
+            **(experts or {}),
             "hidden_size": 64,
             "intermediate_size": 64,
             "num_hidden_layers": 1,
@@ -94,9 +96,19 @@ def paths(
     return "; ".join(slower_paths(shapes, jnp.dtype(dtype), gpu(capability)))
 
 
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+
+
 @pytest.mark.parametrize("capability", ["8.0", "8.9", "9.0", "10.0"])
 def test_the_fastest_way_is_not_worth_a_word(capability: str) -> None:
     assert paths(capability) == ""
+
+
+def test_experts_are_multiplied_one_by_one_on_hopper() -> None:
+    assert paths("9.0", experts=EXPERTS) == ""
+    assert "every expert: our kernel needs a Hopper GPU" in paths("8.0", experts=EXPERTS)
+    odd = paths("9.0", experts={**EXPERTS, "moe_intermediate_size": 96})
+    assert "multiples of 64, not bfloat16 [64, 2, 96], bfloat16 [96, 64]" in odd
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,16 @@ def test_floor_of_a_decode_step_is_its_bytes(batch: int, milliseconds: float) ->
     assert floor_seconds(LLAMA, CARD, step) == pytest.approx(milliseconds / 1e3, rel=5e-3)
 
 
+@pytest.mark.parametrize(("batch", "experts"), [(1, 8), (8, 51.6), (256, 128)])
+def test_a_step_reads_the_experts_that_are_used(batch: int, experts: float) -> None:
+    work = ModelWork.of(ROOT / "benchmarks/models/qwen3-30b-a3b")
+    assert work.expert_bytes == 2 * 48 * 3 * 2048 * 768
+    used = (work.step_bytes(batch) - work.weight_bytes) / work.expert_bytes
+    assert used == pytest.approx(experts, rel=5e-3)
+    # Three thousand million parameters are active, as its name says.
+    assert (work.token_flop + work.logits_flop) / 2 == pytest.approx(3.04e9, rel=0.01)
+
+
 def test_floor_of_prompts_is_their_products() -> None:
     seconds = floor_seconds(LLAMA, CARD, [Request(300, 1)] * 1024)
     assert seconds == pytest.approx(1024 * 300 * 13.96e9 / 700e12, rel=0.02)

@@ -1,12 +1,18 @@
 """The benchmarks of kernels, as far as they go without a GPU: a clock stands in for its own."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
+import jax
 import pytest
 
-from benchmarks import tune_matmul
+from benchmarks import tune_attention, tune_matmul
 from benchmarks.gpu import Kernels, median_microseconds
 from benchmarks.step_kernels import RUNS, Case, by_name
+from paged.attention.tiling import MosaicDecode, MosaicPrefill, Tilings, TritonDecode
+from paged.attention.tuning.workloads import Case as Steps
+from paged.attention.tuning.workloads import cases
 from paged.runtime.buckets import Bucket, Buckets
 
 
@@ -46,6 +52,69 @@ def test_each_program_is_given_the_kernels_after_its_marks(monkeypatch: pytest.M
 
     monkeypatch.setattr(tune_matmul, "kernels", kernels)
     runs = [lambda: launched.append(("fast", 1.0)), lambda: launched.append(("slow", 2.0))]
-    case = tune_matmul.Case("plain", 20_000, 20_000, 1)
-    assert case.calls == 1
-    assert tune_matmul.timed([*runs], case) == [1000, 2000]
+    assert tune_matmul.timed([*runs], guess=9, calls=2) == [500, 1000]
+
+
+def test_the_table_that_is_written_is_the_table() -> None:
+    few = Tilings(
+        ((1, TritonDecode(64, warps=2)), (256, MosaicDecode())), ((8192, MosaicPrefill(64)),)
+    )
+    table = {"NVIDIA H200": {(128, 4, 16, "bfloat16"): few, (64, 8, 16, "int8"): Tilings()}}
+    written: dict[str, object] = {}
+    text = tune_attention.source(table)
+    exec(text, written)
+    assert written["TUNED"] == table
+    assert text.startswith('"""What was measured')
+    assert tune_attention.source({}).rstrip().endswith("= {\n}")
+
+
+def test_heads_to_tune_are_read_as_they_are_typed() -> None:
+    layer = tune_attention.Shape.parse("32:8:128:fp8").layer(16, "mosaic")
+    assert layer.heads.key == (128, 4, 16, "float8_e4m3fn")
+    for text in ("32:8", "32:8:128:fp9", "30:8:128", "a:b:c"):
+        with pytest.raises(SystemExit, match=f"not a shape: '{text}'"):
+            tune_attention.Shape.parse(text)
+
+
+def test_tilings_are_told_from_the_fastest_to_the_slowest() -> None:
+    layer = tune_attention.Shape.parse("32:8:128").layer(16, "triton")
+    case = cases(1, 1, 1024)[0]
+    slow, fast = case.candidates(layer)[:2]
+    line = tune_attention.summary(layer, case, {slow: (20.0,), fast: (10.0,)})
+    assert line == (
+        "1x1 on 1023 (us): 10.0 TritonDecode(span=64, programs=1024) | 20.0 TritonDecode(span=64)*"
+    )
+
+
+class FakeTimer:
+    """A GPU on which all tilings take as long but those of 1,024 programs."""
+
+    def __init__(self, layer: object) -> None:
+        pass
+
+    def compile(self, case: object, tiling: object, *, may_spill: bool) -> str:
+        return repr(tiling)
+
+    def microseconds(self, case: Steps, program: str) -> tuple[float, ...]:
+        return (50.0 if "1024" in program else 100.0,) * len(case.workloads)
+
+    def close(self) -> None:
+        pass
+
+
+def test_tuning_attention_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tune_attention, "GpuTimer", FakeTimer)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    files = ["--json", str(tmp_path / "all.json"), "--table", str(tmp_path / "tuned.py")]
+    flags = ["--backend", "triton", "--seconds", "60", "--shapes", "32:8:128", "64:8:64:int8"]
+    monkeypatch.setattr("sys.argv", ["tune_attention.py", *files, *flags])
+    tune_attention.main()
+    written: dict[str, dict[str, dict[object, Tilings]]] = {}
+    exec((tmp_path / "tuned.py").read_text(), written)
+    of_kind = written["TUNED"][jax.devices()[0].device_kind]
+    assert set(of_kind) == {(128, 4, 16, "bfloat16"), (64, 8, 16, "int8")}
+    assert of_kind[128, 4, 16, "bfloat16"].decode == ((256, TritonDecode(64, programs=1024)),)
+    assert len(json.loads((tmp_path / "all.json").read_text())) == 8
+    assert "20 of 20" in capsys.readouterr().out

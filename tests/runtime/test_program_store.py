@@ -4,35 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from jax.stages import Compiled
 
 from paged.runtime.compiles import use_compile_cache
-from paged.runtime.program_store import load_or_compile, named_apart
+from paged.runtime.program_store import kept_once, load_or_compile, named_apart
 from paged.runtime.steps import SlotState
-
-CONFIGURED = (
-    "jax_compilation_cache_dir",
-    "jax_persistent_cache_min_compile_time_secs",
-    "jax_persistent_cache_min_entry_size_bytes",
-)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """Where programs are kept, by this project and by JAX's own cache."""
-    before = {name: jax.config.values[name] for name in CONFIGURED}
-    use_compile_cache(str(tmp_path))
-    yield tmp_path
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 class Maker:
@@ -204,4 +186,12 @@ def test_what_is_of_no_use_is_forgotten(folder: Path) -> None:
     load_or_compile("newest", make)
     assert not old.exists()
     assert len(list(folder.glob("*.program"))) == 2
-    assert not list(folder.glob("jit_paged_*"))
+
+
+def test_a_program_is_written_once(folder: Path) -> None:
+    with kept_once():
+        load_or_compile("it", Maker())
+    assert len(list(folder.glob("*.program"))) == 1
+    assert not list(folder.glob("jit_*"))
+    jax.jit(lambda x: x + 3)(jnp.zeros(3))
+    assert any(folder.glob("jit_*")), "JAX's own cache keeps what others compile, as before"

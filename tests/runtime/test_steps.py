@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,9 +12,11 @@ import pytest
 from paged.cache import CacheSpec
 from paged.models.loading.dummy import random_params
 from paged.models.registry import get_family, model_config
+from paged.models.weights import param_shapes
 from paged.runtime.buckets import Buckets
+from paged.runtime.compiler import Key
 from paged.runtime.compiles import num_compiles
-from paged.runtime.programs import Key, Programs
+from paged.runtime.programs import Programs, step_memory
 from paged.runtime.steps import StepShapes
 
 MODEL = model_config(
@@ -81,3 +86,17 @@ def test_compilations_are_counted() -> None:
     before = num_compiles()
     jax.block_until_ready(jax.jit(lambda x: x * 3 + before)(jnp.ones(7)))
     assert num_compiles() > before
+
+
+def test_the_number_of_pages_changes_no_program_that_takes_none(
+    folder: Path, shapes: StepShapes
+) -> None:
+    """Those are compiled while memory is divided, before there are weights, and found again."""
+    specs, dtype = shapes.family.specs(MODEL), jnp.dtype(jnp.float32)
+    step_memory(shapes, param_shapes(specs, dtype))
+    early = set(folder.glob("*.program"))
+    more = replace(shapes, cache=replace(shapes.cache, num_pages=NUM_PAGES + 1))
+    Programs(more, random_params(specs, dtype), show_progress=False)
+    late = set(folder.glob("*.program")) - early
+    small = 4  # copies of pages, updates of tables, what enters history and rules
+    assert len(late) == len(shapes.buckets.all()) + small

@@ -38,12 +38,10 @@ from paged.attention.mosaic.columns import (
 from paged.attention.mosaic.spans import clear_outside
 from paged.attention.mosaic.worklist import SPAN, WHOLE, Item, part_of, work_list
 from paged.attention.scoring import LOWEST, MASKED, Scoring
+from paged.attention.tiling import Heads, MosaicDecode, TritonDecode
 from paged.cache import Pages
 from paged.kernels import MULTIPROCESSORS, Ref, swizzled
 
-# Programs that a multiprocessor runs at a time, and bytes of the ring of each. More bytes on their
-# way at a time make memory slower (H200).
-_PROGRAMS, _RING = 2, 65536
 _COMPUTER, _MEMORY = range(2)  # warpgroups
 _WARPS = 4
 # With more query heads for each key/value head the registers of two programs do not suffice.
@@ -62,9 +60,11 @@ def decode_attention(
     sinks: jax.Array | None,
 ) -> jax.Array:
     """See `paged.attention.DecodeAttention`."""
-    if obstacle(q, pages):
+    tiling = meta.tilings.of_decode(len(q))
+    if isinstance(tiling, TritonDecode) or obstacle(q, pages):
         return triton.decode_attention(q, pages, lengths, meta, scoring, sinks)
-    return mosaic_decode(q, pages, lengths, meta, scoring, sinks)
+    tiling = tiling or MosaicDecode.default(Heads.of(q, pages))
+    return mosaic_decode(q, pages, lengths, meta, scoring, sinks, tiling=tiling)
 
 
 def obstacle(q: jax.Array | jax.ShapeDtypeStruct, pages: Pages) -> str | None:
@@ -83,11 +83,12 @@ def mosaic_decode(
     scoring: Scoring,
     sinks: jax.Array | None,
     *,
+    tiling: MosaicDecode,
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> jax.Array:
     """The kernels alone; `interpret` runs them on a CPU."""
     num_rows, num_heads, head_dim = q.shape
-    spec = _make_spec(q, pages, meta, scoring, interpret is not None)
+    spec = _make_spec(q, pages, meta, scoring, tiling, interpret is not None)
     if sinks is not None:
         sinks = spec.by_columns(sinks[:, None])[..., 0]
     work = work_list(lengths, meta.slots, scoring.window, spec.programs)
@@ -135,7 +136,12 @@ def mosaic_decode(
 
 
 def _make_spec(
-    q: jax.Array, pages: Pages, meta: AttentionMetadata, scoring: Scoring, interpreted: bool
+    q: jax.Array,
+    pages: Pages,
+    meta: AttentionMetadata,
+    scoring: Scoring,
+    tiling: MosaicDecode,
+    interpreted: bool,
 ) -> Spec:
     _, page_size, _, head_dim = pages.values.shape
     group = q.shape[1] // pages.kv_heads
@@ -146,8 +152,8 @@ def _make_spec(
         head_dim=head_dim,
         page_size=page_size,
         pages_per_table=meta.page_tables.shape[1],
-        buffers=max(_RING // (SPAN * head_dim * q.dtype.itemsize), 3),
-        programs=max(MULTIPROCESSORS * _PROGRAMS // pages.kv_heads, 1),
+        buffers=max(tiling.ring // (SPAN * head_dim * q.dtype.itemsize), 3),
+        programs=max(MULTIPROCESSORS * tiling.residents // pages.kv_heads, 1),
         scoring=scoring,
         dtype=q.dtype,
         interpreted=interpreted,

@@ -38,16 +38,12 @@ from paged.attention.mosaic.rows import (
 from paged.attention.mosaic.spans import clear_outside
 from paged.attention.pieces import Cut, Piece, Step, in_turn, locate, stretches
 from paged.attention.scoring import Scoring
+from paged.attention.tiling import Heads, MosaicPrefill, TritonPrefill
 from paged.cache import Pages
 from paged.kernels import MULTIPROCESSORS, Ref, swizzled
 
 TILE_SIZE = 128
 _MEMORY = COMPUTERS  # the warpgroup that copies
-# Programs that share the pieces: four for each multiprocessor, which runs one at a time. That evens
-# out what they are given.
-_PROGRAMS = 4 * MULTIPROCESSORS
-# Buffers of the ring, for keys and for values.
-_STAGES = 2
 
 
 def prefill_attention(
@@ -58,9 +54,11 @@ def prefill_attention(
     sinks: jax.Array | None,
 ) -> jax.Array:
     """See `paged.attention.PrefillAttention`."""
-    if obstacle(q, pages):
+    tiling = meta.tilings.of_prefill(len(q))
+    if isinstance(tiling, TritonPrefill) or obstacle(q, pages):
         return triton.prefill_attention(q, pages, meta, scoring, sinks)
-    return mosaic_prefill(q, pages, meta, scoring, sinks)
+    tiling = tiling or MosaicPrefill.default(Heads.of(q, pages))
+    return mosaic_prefill(q, pages, meta, scoring, sinks, tiling=tiling)
 
 
 def obstacle(q: jax.Array | jax.ShapeDtypeStruct, pages: Pages) -> str | None:
@@ -82,16 +80,17 @@ def mosaic_prefill(
     scoring: Scoring,
     sinks: jax.Array | None,
     *,
+    tiling: MosaicPrefill,
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> jax.Array:
     """The kernel alone; `interpret` runs it on a CPU."""
-    spec = _make_spec(q, pages, meta, scoring, interpret is not None)
+    spec = _make_spec(q, pages, meta, scoring, tiling, interpret is not None)
     step = Step.of(meta)
     return plgpu.kernel(
         functools.partial(_kernel, spec=spec),
         kernel_name="paged_prefill_mosaic",
         out_type=jax.ShapeDtypeStruct(q.shape, q.dtype),
-        grid=(min(_PROGRAMS, len(step.tiles) * spec.cut.per_tile),),
+        grid=(min(tiling.programs * MULTIPROCESSORS, len(step.tiles) * spec.cut.per_tile),),
         grid_names=("program",),
         num_threads=COMPUTERS + 1,
         thread_name="warpgroup",
@@ -106,7 +105,12 @@ def mosaic_prefill(
 
 
 def _make_spec(
-    q: jax.Array, pages: Pages, meta: AttentionMetadata, scoring: Scoring, interpreted: bool
+    q: jax.Array,
+    pages: Pages,
+    meta: AttentionMetadata,
+    scoring: Scoring,
+    tiling: MosaicPrefill,
+    interpreted: bool,
 ) -> Spec:
     _, page_size, _, head_dim = pages.values.shape
     return Spec(
@@ -121,7 +125,8 @@ def _make_spec(
         kv_heads=pages.kv_heads,
         page_size=page_size,
         pages_per_table=meta.page_tables.shape[1],
-        span=128 if head_dim <= 128 else 64,  # as much as the ring and the registers have room for
+        span=tiling.span,
+        stages=tiling.stages,
         scoring=scoring,
         dtype=q.dtype,
         interpreted=interpreted,
@@ -134,7 +139,7 @@ class _Shared(NamedTuple):
     Attributes:
         queries: [COMPUTERS, ROWS, D], those of each computing warpgroup, and then their output:
             the same memory in tiles, and row after row as the device's memory has them.
-        k, v: [_STAGES, span, D], the ring.
+        k, v: [stages, span, D], the ring.
         q_full, k_full, v_full: copies have arrived.
         k_free, v_free: both computing warpgroups are done with a buffer.
         turn: the computing warpgroups meet here to take turns.
@@ -166,9 +171,9 @@ class _Shared(NamedTuple):
         tiles = swizzled(64, spec.dtype.itemsize)
         queries = (COMPUTERS, ROWS, spec.head_dim)
         union: Any = plgpu.RefUnion(memory(queries, transforms=tiles), memory(queries))
-        ring = memory((_STAGES, spec.span, spec.head_dim), transforms=tiles)
-        full = plgpu.Barrier(num_barriers=_STAGES, num_arrivals=spec.copies)
-        free = plgpu.Barrier(num_barriers=_STAGES, num_arrivals=COMPUTERS)
+        ring = memory((spec.stages, spec.span, spec.head_dim), transforms=tiles)
+        full = plgpu.Barrier(num_barriers=spec.stages, num_arrivals=spec.copies)
+        free = plgpu.Barrier(num_barriers=spec.stages, num_arrivals=COMPUTERS)
         return cls(
             queries=union,
             k=ring,
@@ -212,7 +217,7 @@ def _kernel(
         copied = _for_each_piece(
             step, spec, functools.partial(_copy, pages_ref, tables_ref, shared, spec)
         )
-        _drain(copied, shared)
+        _drain(copied, shared, spec)
 
 
 def _for_each_piece(step: Step, spec: Spec, work: Callable[[Piece, jax.Array], None]) -> jax.Array:
@@ -246,14 +251,14 @@ def _copy(
 
     def visit(i: jax.Array, ids: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         count = done + i - since
-        slot = lax.rem(count, _STAGES)
+        slot = lax.rem(count, spec.stages)
         # Read the table one span ahead, for its answer takes longer than a copy's start.
         ahead = table_entries(jnp.minimum(i + 1, until - 1))
         rows = min(spec.page_size, spec.span)
         offset = pl.multiple_of(lax.rem(i * spec.span, spec.page_size), rows)
 
         def fill(buffers: Ref, full: Ref, free: Ref, head: jax.Array) -> None:
-            pl.when(count >= _STAGES)(lambda: plgpu.barrier_wait(free.at[slot]))
+            pl.when(count >= spec.stages)(lambda: plgpu.barrier_wait(free.at[slot]))
             for j, page in enumerate(ids):
                 source = pages_ref.at[page, pl.ds(offset, rows), head]
                 target = buffers.at[slot, pl.ds(j * rows, rows)]
@@ -266,13 +271,13 @@ def _copy(
     lax.fori_loop(since, until, visit, table_entries(since))
 
 
-def _drain(copied: jax.Array, shared: _Shared) -> None:
+def _drain(copied: jax.Array, shared: _Shared, spec: Spec) -> None:
     """Wait for the last use of each buffer: a program must not end with copies or waits open."""
-    for n in range(_STAGES):
+    for n in range(spec.stages):
 
         @pl.when(copied > n)
         def _(n: int = n) -> None:
-            slot = lax.rem(copied - 1 - n, _STAGES)
+            slot = lax.rem(copied - 1 - n, spec.stages)
             plgpu.barrier_wait(shared.k_free.at[slot])
             plgpu.barrier_wait(shared.v_free.at[slot])
 
@@ -299,7 +304,7 @@ def _compute(
     for stretch in visits:
 
         def visit(i: jax.Array, running: Running, whole: bool = stretch.whole) -> Running:
-            slot = lax.rem(done + i - visits[0].since, _STAGES)
+            slot = lax.rem(done + i - visits[0].since, spec.stages)
             plgpu.barrier_wait(shared.k_full.at[slot])
             products = _products(warpgroup, slot, shared, spec)
             plgpu.barrier_arrive(shared.k_free.at[slot])

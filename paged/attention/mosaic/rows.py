@@ -30,6 +30,7 @@ class Spec:
         page_size: tokens a page holds.
         pages_per_table: P.
         span: positions a buffer of the ring holds.
+        stages: buffers of the ring, for keys and for values.
         scoring: see `Scoring`.
         dtype: of queries, pages and output.
         interpreted: whether Pallas' interpreter runs the kernel.
@@ -41,6 +42,7 @@ class Spec:
     page_size: int
     pages_per_table: int
     span: int
+    stages: int
     scoring: Scoring
     dtype: jnp.dtype
     interpreted: bool

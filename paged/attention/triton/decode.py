@@ -17,15 +17,13 @@ from jax.experimental.pallas import triton as plgpu
 
 from paged.attention.metadata import AttentionMetadata
 from paged.attention.scoring import LOG2_E, MASKED, Scoring
+from paged.attention.tiling import Heads, TritonDecode
 from paged.attention.triton import spans
 from paged.attention.triton.spans import Spec
 from paged.attention.triton.worklist import work_list
 from paged.cache import Pages
 from paged.kernels import Ref
 
-# Programs that a batch is cut into if it has fewer rows: about four per multiprocessor of a large
-# GPU. Twice as many cost 3 to 15 % more to merge than they save (H200).
-_PROGRAMS = 512
 # The merge holds all parts of a row in registers.
 _MAX_PARTS = 128
 # Query heads of a program: tensor cores take no fewer, and with more the registers spill.
@@ -41,7 +39,10 @@ def decode_attention(
     sinks: jax.Array | None,
 ) -> jax.Array:
     """See `paged.attention.DecodeAttention`."""
-    attention = functools.partial(_decode, scoring=scoring)
+    tiling = meta.tilings.of_decode(len(q))
+    if not isinstance(tiling, TritonDecode):
+        tiling = TritonDecode.default(Heads.of(q, pages))
+    attention = functools.partial(_decode, scoring=scoring, tiling=tiling)
     return spans.for_platform(attention, q, pages, lengths, meta, sinks)
 
 
@@ -53,15 +54,15 @@ def _decode(
     sinks: jax.Array | None,
     *,
     scoring: Scoring,
+    tiling: TritonDecode,
     interpret: bool,
 ) -> jax.Array:
     _, num_heads, head_dim = q.shape
     kv_heads = pages.kv_heads
-    spec = spans.make_spec(q, pages, scoring, interpret)
-    max_parts = min(max(pl.next_power_of_2(_PROGRAMS // kv_heads), 1), _MAX_PARTS)
+    spec = spans.make_spec(q, pages, scoring, tiling.span, interpret)
+    max_parts = min(max(pl.next_power_of_2(tiling.programs // kv_heads), 1), _MAX_PARTS)
     work = work_list(lengths, scoring.window, max_parts, spec.span)
     num_items = work.items.shape[0]
-    warps = 8 if head_dim * q.dtype.itemsize > 512 else 4
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     inputs = q, pages, meta.page_tables, meta.slots, work.items, sinks
     out, parts, log_sums = pl.pallas_call(
@@ -75,7 +76,7 @@ def _decode(
             jax.ShapeDtypeStruct((num_items, num_heads, head_dim), jnp.float32),
             jax.ShapeDtypeStruct((num_items, num_heads), jnp.float32),
         ],
-        compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=3),
+        compiler_params=plgpu.CompilerParams(num_warps=tiling.warps, num_stages=tiling.stages),
         interpret=interpret,
     )(*inputs)
     merge_warps = min(max(max_parts * pl.next_power_of_2(head_dim) // 2048, 1), 8)

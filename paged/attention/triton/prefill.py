@@ -6,7 +6,6 @@ masked at both ends, plain between.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import jax
@@ -18,14 +17,13 @@ from jax.experimental.pallas import triton as plgpu
 from paged.attention.metadata import AttentionMetadata
 from paged.attention.pieces import Cut, Piece, Step, in_turn, locate, stretches
 from paged.attention.scoring import LOG2_E, Scoring
+from paged.attention.tiling import Heads, TritonPrefill
 from paged.attention.triton import spans
 from paged.attention.triton.spans import Spec
 from paged.cache import Pages
 from paged.kernels import Ref, divide
 
 TILE_SIZE = 128
-# About four for each multiprocessor of a large GPU, which evens out what they are given.
-_PROGRAMS = 512
 
 
 def prefill_attention(
@@ -36,7 +34,10 @@ def prefill_attention(
     sinks: jax.Array | None,
 ) -> jax.Array:
     """See `paged.attention.PrefillAttention`."""
-    attention = functools.partial(_prefill, scoring=scoring)
+    tiling = meta.tilings.of_prefill(len(q))
+    if not isinstance(tiling, TritonPrefill):
+        tiling = TritonPrefill.default(Heads.of(q, pages))
+    attention = functools.partial(_prefill, scoring=scoring, tiling=tiling)
     return spans.for_platform(attention, q, pages, meta, sinks)
 
 
@@ -47,15 +48,16 @@ def _prefill(
     sinks: jax.Array | None,
     *,
     scoring: Scoring,
+    tiling: TritonPrefill,
     interpret: bool,
 ) -> jax.Array:
-    spec = _fit(spans.make_spec(q, pages, scoring, interpret), pages)
+    spec = spans.make_spec(q, pages, scoring, tiling.span, interpret)
     cut = Cut.of(
         spec.group,
         pages.kv_heads,
         meta.tile_size,
-        queries=spec.max_queries,
-        max_members=spec.max_queries,
+        queries=tiling.queries,
+        max_members=tiling.queries,
     )
     step = Step.of(meta)
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
@@ -63,19 +65,13 @@ def _prefill(
     return pl.pallas_call(
         functools.partial(_kernel, cut=cut, spec=spec),
         name="paged_prefill",
-        grid=(min(_PROGRAMS, len(step.tiles) * cut.per_tile),),
+        grid=(min(tiling.programs, len(step.tiles) * cut.per_tile),),
         in_specs=jax.tree.map(lambda _: anywhere, inputs),
         out_specs=anywhere,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
-        compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=3),
+        compiler_params=plgpu.CompilerParams(num_warps=tiling.warps, num_stages=tiling.stages),
         interpret=interpret,
     )(*inputs)
-
-
-def _fit(spec: Spec, pages: Pages) -> Spec:
-    """Fewer positions at a time, where GPUs before Hopper lack shared memory or registers."""
-    large = pages.dtype.itemsize == 2 and spec.head_dim > 64
-    return dataclasses.replace(spec, span=min(spec.span, 32)) if large else spec
 
 
 def _kernel(

@@ -62,7 +62,6 @@ class Spec:
         head_dim: elements of a head (D).
         page_size: tokens a page holds.
         span: positions read at a time, a power of two.
-        max_queries: rows (tokens times heads) of a tile of queries, a power of two.
         scoring: see there.
         lanes: how many a head is cut into.
         dtype, precision: of the operands of products, whose sums are float32.
@@ -73,7 +72,6 @@ class Spec:
     head_dim: int
     page_size: int
     span: int
-    max_queries: int
     scoring: Scoring
     lanes: int
     dtype: jnp.dtype
@@ -104,26 +102,20 @@ def for_platform(attention: Callable[..., jax.Array], *operands: Any) -> jax.Arr
     )
 
 
-def make_spec(q: jax.Array, pages: Pages, scoring: Scoring, interpret: bool) -> Spec:
+def make_spec(q: jax.Array, pages: Pages, scoring: Scoring, span: int, interpret: bool) -> Spec:
     """The constants of a kernel for queries [.., Hq, D] over pages (see `load_span`).
 
-    Tiles are as large as they are fast without spilling registers: products of float32 keep their
-    precision through three products of its parts, and want four times the registers. Values of 8
-    bits want some to be taken apart.
+    Products of float32 keep their precision through three products of its parts.
     """
     head_dim, page_size = q.shape[-1], pages.values.shape[1]
     narrow, wide = pages.dtype.itemsize == 1, q.dtype.itemsize > 2
-    # Tensor cores take no fewer than 16 rows.
-    rows = max((2048 if wide else 16384) // pl.next_power_of_2(head_dim), 16)
-    queries = min(rows, 32 if wide else 128)
     # The interpreter leaves products to XLA, which knows no such algorithm on a CPU.
     split = lax.Precision.HIGHEST if interpret else lax.DotAlgorithmPreset.TF32_TF32_F32_X3
     return Spec(
         group=q.shape[1] // pages.kv_heads,
         head_dim=head_dim,
         page_size=page_size,
-        span=min(rows, 32 if wide else 64),
-        max_queries=queries // 2 if narrow and not wide else queries,
+        span=span,
         scoring=scoring,
         lanes=2 if narrow else 1,
         dtype=product_dtype(pages.dtype) if narrow and not wide else q.dtype,

@@ -1,0 +1,19 @@
+"""What was measured: written by `benchmarks/tune_attention.py`, for each kind of device.
+
+A GPU or heads that are not here are measured when an engine first needs them.
+"""
+
+from __future__ import annotations
+
+from paged.attention.tiling import (
+    Key,
+    MosaicDecode,
+    MosaicPrefill,
+    Tilings,
+    TritonDecode,
+    TritonPrefill,
+)
+
+__all__ = ["TUNED", "MosaicDecode", "MosaicPrefill", "TritonDecode", "TritonPrefill"]
+
+TUNED: dict[str, dict[Key, Tilings]] = {}

@@ -1,0 +1,88 @@
+"""The tilings worth a try. The first is the rule's own, and the likeliest come before others.
+
+They are near what is fast on some GPU, and few: to make a kernel takes a second, and Python's one
+thread most of it. One for which a GPU lacks memory or registers does not compile there, and is
+passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from paged.attention.mosaic.worklist import SPAN
+from paged.attention.tiling import (
+    DecodeTiling,
+    Heads,
+    MosaicDecode,
+    MosaicPrefill,
+    PrefillTiling,
+    TritonDecode,
+    TritonPrefill,
+)
+
+# Programs of a multiprocessor, and KiB of the ring of each: together what is on its way. Of its
+# 227 KiB of shared memory something is left for queries and output.
+_RINGS = ((2, 64), (1, 128), (2, 96), (3, 64))
+_ROOM_FOR_RINGS = 208 * 1024
+_OF_TRITON_ON_HOPPER = 1
+
+
+def decode_candidates(heads: Heads, *, mosaic: bool) -> list[DecodeTiling]:
+    """`mosaic` says whether its kernels are there, and take such heads."""
+    triton = _triton_decode(heads)
+    return [*_mosaic_decode(heads), *triton[:_OF_TRITON_ON_HOPPER]] if mosaic else triton
+
+
+def prefill_candidates(heads: Heads, *, mosaic: bool) -> list[PrefillTiling]:
+    """Likewise. On Hopper Triton's kernel takes twice as long as Mosaic's."""
+    return _mosaic_prefill(heads) if mosaic else _triton_prefill(heads)
+
+
+def _mosaic_decode(heads: Heads) -> list[DecodeTiling]:
+    """One of each number of buffers, where the programs of a multiprocessor fit into it."""
+    buffer = SPAN * heads.size * heads.dtype.itemsize
+    found: dict[tuple[int, int], DecodeTiling] = {}
+    for residents, kib in _RINGS:
+        buffers = max(kib * 1024 // buffer, 3)
+        if residents * buffers * buffer <= _ROOM_FOR_RINGS:
+            found.setdefault((residents, buffers), MosaicDecode(residents, kib * 1024))
+    return list(found.values())
+
+
+def _mosaic_prefill(heads: Heads) -> list[PrefillTiling]:
+    default = MosaicPrefill.default(heads)
+    cut = [replace(default, span=64, stages=stages) for stages in (2, 3)]
+    return _distinct([default, replace(default, programs=1), *cut])
+
+
+def _triton_decode(heads: Heads) -> list[DecodeTiling]:
+    default = TritonDecode.default(heads)
+    span, warps = default.span, default.warps
+    return _distinct(
+        [
+            default,
+            replace(default, programs=1024),
+            replace(default, stages=2),
+            replace(default, span=span // 2, stages=4),
+            replace(default, span=2 * span, warps=2 * warps),
+        ]
+    )
+
+
+def _triton_prefill(heads: Heads) -> list[PrefillTiling]:
+    default = TritonPrefill.default(heads)
+    span, queries = default.span, max(default.queries // 2, 16)
+    return _distinct(
+        [
+            default,
+            replace(default, stages=2),
+            replace(default, queries=queries, warps=4),
+            replace(default, queries=queries, warps=4, span=2 * span, stages=2),
+            replace(default, warps=4),
+        ]
+    )
+
+
+def _distinct[T](tilings: Iterable[T]) -> list[T]:
+    return list(dict.fromkeys(tilings))
