@@ -18,10 +18,13 @@ import pytest
 import tokenizers
 
 from paged.errors import ConfigError
+from paged.models.embedder import Embedder
 from paged.models.loading import CheckpointError, ModelNotFoundError, resolve_model
+from paged.models.loading.bodies import load_embedder
 from paged.models.loading.checkpoint import load_param
 from paged.models.loading.convert import convert
 from paged.models.loading.converted import param_names
+from paged.models.pooling import Pooling
 from tests.models.harness import load_golden, write_checkpoint
 
 F32, BF16 = jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)
@@ -69,6 +72,22 @@ def test_dtype_is_that_asked_for(tmp_path: Path) -> None:
     assert_same(source.load(BF16, progress=False), before)
     wide = jax.tree.map(lambda param: param.astype(F32), before)
     assert_same(source.load(F32, progress=False), wide)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_tied"])
+def test_its_body_makes_vectors(name: str, tmp_path: Path) -> None:
+    sources = [resolve_model(converted(tmp_path, name)), resolve_model(tmp_path / "model")]
+    ours, theirs = (
+        load_embedder(Embedder(source.config, Pooling("mean")), source, F32, progress=False)
+        for source in sources
+    )
+    assert_same(ours, theirs)
+
+
+def test_encoders_stay_as_they_are(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", load_golden("embedders/bert"))
+    with pytest.raises(ConfigError, match="BertModel is an encoder"):
+        convert(resolve_model(folder), tmp_path / "out", F32)
 
 
 def test_a_converted_model_can_be_converted(tmp_path: Path) -> None:
