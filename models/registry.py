@@ -13,6 +13,7 @@ from paged.cache import PagedKVCache
 from paged.errors import ConfigError
 from paged.models import (
     bert,
+    chatglm,
     cohere,
     cohere2,
     gemma,
@@ -26,6 +27,7 @@ from paged.models import (
     mistral,
     mixtral,
     olmo2,
+    phi,
     phi3,
     qwen2,
     qwen2_moe,
@@ -65,7 +67,11 @@ class Family:
     configure: Callable[[Mapping[str, Any]], ModelConfig] = parse_config
 
 
+_CHATGLM = Family(chatglm.DEFAULTS, chatglm.specs, chatglm.forward, logits, chatglm.configure)
+
 FAMILIES: dict[str, Family] = {
+    "ChatGLMForConditionalGeneration": _CHATGLM,
+    "ChatGLMModel": _CHATGLM,
     "CohereForCausalLM": Family(
         cohere.DEFAULTS, cohere.specs, cohere.forward, cohere.scaled_logits, cohere.configure
     ),
@@ -94,6 +100,7 @@ FAMILIES: dict[str, Family] = {
         mixtral.DEFAULTS, mixtral.specs, mixtral.forward, logits, mixtral.configure
     ),
     "Olmo2ForCausalLM": Family(olmo2.DEFAULTS, olmo2.specs, olmo2.forward, logits, olmo2.configure),
+    "PhiForCausalLM": Family(phi.DEFAULTS, phi.specs, phi.forward, logits, phi.configure),
     "Phi3ForCausalLM": Family(phi3.DEFAULTS, phi3.specs, phi3.forward, logits),
     "Qwen2ForCausalLM": Family(qwen2.DEFAULTS, qwen2.specs, qwen2.forward, logits),
     "Qwen2MoeForCausalLM": Family(

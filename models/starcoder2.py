@@ -16,6 +16,7 @@ from paged.models.activations import ACTIVATIONS
 from paged.models.config import ModelConfig, parse_config
 from paged.models.layers import (
     DecoderParams,
+    Layer,
     LayerNorm,
     biased_norm,
     decoder_specs,
@@ -104,14 +105,18 @@ def layer(
     return params.down.added_to(x, inner), pages
 
 
-def forward(
+def decode(
+    layer: Layer,
     params: DecoderParams,
     config: ModelConfig,
     tokens: jax.Array,
     cache: PagedKVCache,
     meta: AttentionMetadata,
 ) -> tuple[jax.Array, PagedKVCache]:
-    """See `paged.models.registry.Family`."""
+    """As `paged.models.layers.decode`, with a layer norm at the end."""
     x = params.embedding.lookup(tokens)
     x, cache = run_layers(layer, params, config, x, cache, meta)
     return params.final_norm(x, config.norm_eps), cache
+
+
+forward = partial(decode, layer)

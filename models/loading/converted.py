@@ -114,7 +114,8 @@ class ConvertedCheckpoint:
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
         return {
-            name: TensorInfo(array.shape, str(array.path)) for name, array in self._arrays.items()
+            name: TensorInfo(array.shape, str(array.path), array.dtype)
+            for name, array in self._arrays.items()
         }
 
     def read(self, name: str) -> np.ndarray:

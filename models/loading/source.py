@@ -24,7 +24,8 @@ from paged.models.loading.converted import (
     stored_specs,
 )
 from paged.models.loading.dummy import random_params
-from paged.models.loading.gguf import GgufCheckpoint, GgufFile, gguf_config
+from paged.models.loading.gguf import GgufFile
+from paged.models.loading.gguf_checkpoint import GgufCheckpoint, gguf_config
 from paged.models.loading.hub import download
 from paged.models.loading.safetensors import SafetensorsCheckpoint
 from paged.models.registry import get_family, model_config
