@@ -9,15 +9,25 @@ The caller may schedule any number of steps before it reads the first one's toke
 device runs them in order. Everything here counts by schedule: what a step will write is taken as
 written, since only later steps (or the attention of the same step, which comes after its writes)
 read it. Pages are given back at once for the same reason: their next owner's step comes later.
+
+Each group of layers has page tables of its own (see `paged.groups`). Groups that see all take pages
+for a whole prompt when it is admitted. Those with a window take them chunk by chunk, and give back
+what the window has left behind, so that a long prompt passes through few pages. They do so before
+a row is added, judged by its first token: whoever gets the pages then writes to them in that step at
+the earliest, in which nobody reads them any more.
 """
 
 from __future__ import annotations
 
 from collections import abc
 from dataclasses import dataclass
+from itertools import zip_longest
+from operator import le
 from typing import Literal, NamedTuple
 
-from paged.pool import PagePool
+from paged.groups import Windows, entries_behind, most_entries, most_pages
+from paged.hits import find_prefix
+from paged.pool import NULL_PAGE, PagePool
 from paged.prefix import extend_hashes
 from paged.runtime.draft import Draft
 from paged.runtime.order import ORDERS, Line, WaitingLine
@@ -41,6 +51,7 @@ class SchedulerConfig:
             As `benchmarks/kv_waste.py` measures it in 2,000 (5,000) pages, 16 % (11 %) of the
             tokens computed had been computed before; room for 8 steps makes that 2.4 % (0.03 %),
             for 1.1 % more steps.
+        windows: of the groups of layers.
     """
 
     max_num_seqs: int
@@ -50,6 +61,7 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     growth_steps: int = 8
+    windows: Windows = (None,)
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_num_seqs <= self.max_num_batched_tokens:
@@ -67,12 +79,34 @@ class SchedulerConfig:
         if self.policy not in ORDERS:
             raise ValueError(f"policy must be one of {', '.join(ORDERS)}, got {self.policy!r}")
 
+    @property
+    def longest_chunk(self) -> int:
+        """Tokens of one sequence in a step at most."""
+        if not self.enable_chunked_prefill:
+            return self.max_model_len
+        threshold = self.long_prefill_token_threshold or self.max_num_batched_tokens
+        return min(threshold, self.max_num_batched_tokens, self.max_model_len)
+
 
 class _Prefix(NamedTuple):
-    """The first tokens of a waiting sequence, as far as pages hold them already."""
+    """The first tokens of a waiting sequence, as far as pages hold them already.
+
+    Attributes:
+        num_tokens: how many; with a page table of as many for each group.
+        num_behind: entries of each table that its window will not reach from the next token.
+        shared: entries of each table whose pages are full. One that is filled in part comes last.
+    """
 
     num_tokens: int
-    pages: list[int]  # the last may be filled in part
+    tables: list[list[int]]
+    num_behind: list[int]
+    num_shared: int
+
+    @property
+    def shared(self) -> list[int]:
+        """All pages to be shared."""
+        tables = zip(self.tables, self.num_behind, strict=True)
+        return [page for table, first in tables for page in table[first : self.num_shared]]
 
 
 class Scheduler:
@@ -87,13 +121,15 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
         self.config = config
         self.pool = pool
-        if self._num_pages(config.max_model_len) >= pool.num_pages:
+        longest, chunk = config.max_model_len, config.longest_chunk
+        num_pages = most_pages(config.windows, longest, chunk, pool.page_size)
+        if num_pages >= pool.num_pages:
             raise ValueError(
-                f"max_model_len {config.max_model_len} takes "
-                f"{self._num_pages(config.max_model_len)} pages of {pool.page_size} tokens, and "
+                f"max_model_len {longest} takes {num_pages} pages of {pool.page_size} tokens, and "
                 f"the pool has {pool.num_pages - 1}: lower max_model_len or give the cache more "
                 f"memory"
             )
+        self._moving = [(g, window) for g, window in enumerate(config.windows) if window is not None]
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.num_preemptions = 0
@@ -125,7 +161,11 @@ class Scheduler:
         """Share of the token places in held pages that hold no token. (A shared page is full.)"""
         held = self.pool.num_used * self.pool.page_size
         page_size = self.pool.page_size
-        empty = sum(len(each.page_table) * page_size - each.num_computed for each in self._running)
+        empty = sum(
+            len(table) * page_size - each.num_computed
+            for each in self._running
+            for table in each.page_tables
+        )
         return empty / held if held else 0.0
 
     def add(self, sequence: Sequence) -> None:
@@ -177,7 +217,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None if nothing can advance before a step in flight is read."""
-        draft = Draft(budget=self.config.max_num_batched_tokens)
+        draft = Draft(self.config.max_num_batched_tokens, self.config.max_num_seqs)
         preempted = self._schedule_running(draft)
         if not preempted:
             self._schedule_waiting(draft)
@@ -215,22 +255,19 @@ class Scheduler:
 
     def _schedule_running(self, draft: Draft) -> bool:
         """Advance the running sequences; return whether one had to be preempted for it."""
-        num_preemptions, page_size = self.num_preemptions, self.pool.page_size
+        num_preemptions = self.num_preemptions
         # A preemption removes the last in line, which has no row yet: the loop only ends sooner.
         for index, sequence in enumerate(self._running):
             num_outputs = len(sequence.outputs) + sequence.num_pending
             if num_outputs >= sequence.limits.max_tokens:
                 continue  # its last token is on the way
-            num_left = len(sequence.prompt) + num_outputs - sequence.num_computed
-            if num_left > 1:  # known tokens, for which it got pages on admission
+            length = num_left = len(sequence.prompt) + num_outputs - sequence.num_computed
+            if num_left > 1:
                 # One token is kept for each sequence behind: no prompt holds up their decoding.
-                budget = draft.budget - (len(self._running) - index - 1)
-                length = self._chunk_length(num_left, budget)
+                length = self._chunk_length(num_left, draft.budget - (len(self._running) - index - 1))
+            end = sequence.num_computed + length
+            if end <= sequence.horizon or self._reach(draft, sequence, end):
                 self._add_row(draft, sequence, length, samples=length == num_left)
-                continue
-            capacity = len(sequence.page_table) * page_size
-            if sequence.num_computed < capacity or self._add_page(draft, sequence):
-                self._add_row(draft, sequence, 1, samples=True)
         return self.num_preemptions > num_preemptions
 
     def _schedule_waiting(self, draft: Draft) -> None:
@@ -245,19 +282,45 @@ class Scheduler:
             return min(num_left, budget, self.config.long_prefill_token_threshold or num_left)
         return num_left if num_left <= budget else 0
 
-    def _add_page(self, draft: Draft, sequence: Sequence) -> bool:
-        """Give a running sequence one more page, at the cost of the last in line if need be.
+    def _reach(self, draft: Draft, sequence: Sequence, end: int) -> bool:
+        """Let a running sequence's tables reach `end`, at the cost of the last in line if need be.
 
         Returns False if that is the sequence itself.
         """
-        while not self.pool.can_allocate(1):
+        self._leave_behind(sequence)
+        num_pages = self._num_pages(end)
+        missing = [max(num_pages - len(table), 0) for table in sequence.page_tables]
+        while not self.pool.can_allocate(sum(missing)):
             victim = self._running.last
             assert victim is not None, "a running sequence is in line"
             self._preempt(victim)
             if victim is sequence:
                 return False
-        draft.give_pages(sequence, self.pool.allocate(1))
+        for group, count in enumerate(missing):
+            draft.give_pages(sequence, group, self.pool.allocate(count))
+        self._set_horizon(sequence, end)
         return True
+
+    def _leave_behind(self, sequence: Sequence) -> None:
+        """Give back the pages that windows have left behind.
+
+        One token more is kept than the next one sees: forks compute the prompt's last token again.
+        """
+        left = []
+        for group, window in self._moving:
+            table, since = sequence.page_tables[group], sequence.num_behind[group]
+            until = entries_behind(window, sequence.num_computed - 1, self.pool.page_size)
+            if until > since:
+                left.append(table[since:until])
+                table[since:until] = [NULL_PAGE] * (until - since)
+                sequence.num_behind[group] = until
+        self.pool.release(_in_turn(left))
+
+    def _set_horizon(self, sequence: Sequence, end: int) -> None:
+        """Have page tables looked at when a page is full; after a chunk, windows leave much behind."""
+        after_chunk = self._moving and end - sequence.num_computed > 1
+        capacity = min(map(len, sequence.page_tables)) * self.pool.page_size
+        sequence.horizon = end if after_chunk else capacity
 
     def _admit(self, draft: Draft, sequence: Sequence) -> bool:
         """Give the sequence a slot and pages for all its known tokens, if that leaves some over."""
@@ -266,50 +329,80 @@ class Scheduler:
         prefix = self._find_prefix(draft, sequence)
         num_left = sequence.num_tokens - prefix.num_tokens
         length = self._chunk_length(num_left, draft.budget)
-        # Whole pages are shared. One that is filled in part would be written to: it is copied.
-        num_shared = prefix.num_tokens // self.pool.page_size
-        shared, copied = prefix.pages[:num_shared], prefix.pages[num_shared:]
-        num_own = self._num_pages(sequence.num_tokens) - num_shared
         num_spare = len(self._running) * self.config.growth_steps // self.pool.page_size
-        if not length or not self.pool.can_allocate(num_own + num_spare, shared):
+        num_pages = self._num_own(sequence, prefix) + num_spare * len(self.config.windows)
+        if not length or not self.pool.can_allocate(num_pages, prefix.shared):
             return False
         self._waiting.remove(sequence)
         self._running.add(sequence)
-        self._start(sequence, prefix.num_tokens, num_shared)
-        self.pool.share(shared)
-        own = self.pool.allocate(num_own)
+        self._start(sequence, prefix)
         draft.admitted.append(sequence)
-        draft.give_pages(sequence, shared + own)
-        draft.copies += map(PageCopy, copied, own)
+        self._take_pages(draft, sequence, prefix, length)
         self._add_row(draft, sequence, length, samples=length == num_left)
         return True
 
-    def _start(self, sequence: Sequence, num_computed: int, num_registered: int) -> None:
+    def _num_own(self, sequence: Sequence, prefix: _Prefix) -> int:
+        """Pages that an admitted sequence takes for its known tokens, as many at once as ever."""
+        length, chunk, page_size = sequence.num_tokens, self.config.longest_chunk, self.pool.page_size
+        num_own = 0
+        for window, behind in zip(self.config.windows, prefix.num_behind, strict=True):
+            in_use = most_entries(window, length, chunk, page_size)
+            num_own += min(self._num_pages(length) - behind, in_use) - (prefix.num_shared - behind)
+        return num_own
+
+    def _take_pages(self, draft: Draft, sequence: Sequence, prefix: _Prefix, length: int) -> None:
+        """Share the whole pages of a prefix, copy one that would be written to, allocate others."""
+        self.pool.share(prefix.shared)
+        end, num_shared = prefix.num_tokens + length, prefix.num_shared
+        for group, window in enumerate(self.config.windows):
+            pages, behind = prefix.tables[group], prefix.num_behind[group]
+            reach = self._num_pages(sequence.num_tokens if window is None else end)
+            own = self.pool.allocate(reach - num_shared)
+            sequence.page_tables.append([NULL_PAGE] * behind)
+            draft.give_pages(sequence, group, pages[behind:num_shared] + own)
+            draft.copies += map(PageCopy, pages[num_shared:], own)
+        self._set_horizon(sequence, end)
+
+    def _start(self, sequence: Sequence, prefix: _Prefix) -> None:
         sequence.status = Status.RUNNING
         sequence.slot = self._free_slots.pop()
-        sequence.num_computed = num_computed
-        sequence.num_registered = num_registered
+        sequence.num_computed = prefix.num_tokens
+        sequence.num_registered = prefix.num_shared
+        sequence.num_behind = prefix.num_behind
         if sequence.num_cached < 0:
-            sequence.num_cached = num_computed
+            sequence.num_cached = prefix.num_tokens
             if self.pool.enable_prefix_caching and sequence.reads_prefix_cache:
                 self.prefix_queries += len(sequence.prompt)
-                self.prefix_hits += num_computed
+                self.prefix_hits += prefix.num_tokens
 
     def _find_prefix(self, draft: Draft, sequence: Sequence) -> _Prefix:
         """The tokens that need not be computed: all but at least one, whose logits are wanted."""
-        if not sequence.reads_prefix_cache:
-            return _Prefix(0, [])
         parent, page_size = sequence.parent, self.pool.page_size
+        if not sequence.reads_prefix_cache:
+            return self._prefix(0, [])
         if parent and sequence.status is Status.WAITING and self._has_prompt(draft, parent):
             num_tokens = len(sequence.prompt) - 1
-            sequence.page_hashes = parent.page_hashes[: num_tokens // page_size]
-            return _Prefix(num_tokens, parent.page_table[: self._num_pages(num_tokens)])
+            num_pages = self._num_pages(num_tokens)
+            prefix = self._prefix(num_tokens, [table[:num_pages] for table in parent.page_tables])
+            if all(map(le, parent.num_behind, prefix.num_behind)):
+                sequence.page_hashes = parent.page_hashes[: num_tokens // page_size]
+                return prefix
         if not self.pool.enable_prefix_caching:
-            return _Prefix(0, [])
+            return self._prefix(0, [])
         num_pages = (sequence.num_tokens - 1) // page_size
         self._hash_pages(sequence, num_pages)
-        pages = self.pool.match(sequence.page_hashes[:num_pages])
-        return _Prefix(len(pages) * page_size, pages)
+        tables = find_prefix(self.pool, sequence.page_hashes[:num_pages], self.config.windows)
+        return self._prefix(len(tables[0]) * page_size, tables)
+
+    def _prefix(self, num_tokens: int, tables: list[list[int]]) -> _Prefix:
+        """A prefix in such page tables, none if it has no tokens."""
+        page_size, windows = self.pool.page_size, self.config.windows
+        return _Prefix(
+            num_tokens,
+            tables or [[] for _ in windows],
+            [entries_behind(window, num_tokens, page_size) for window in windows],
+            num_tokens // page_size,
+        )
 
     def _has_prompt(self, draft: Draft, parent: Sequence) -> bool:
         """Whether earlier steps wrote the parent's prompt: a step copies pages before it writes."""
@@ -334,8 +427,9 @@ class Scheduler:
         if full <= first or not self.pool.enable_prefix_caching:
             return
         self._hash_pages(sequence, full)
-        for index in range(first, full):
-            self.pool.register(sequence.page_table[index], sequence.page_hashes[index])
+        for group, table in enumerate(sequence.page_tables):
+            for index in range(max(first, sequence.num_behind[group]), full):
+                self.pool.register(table[index], sequence.page_hashes[index], group)
         sequence.num_registered = full
 
     def _hash_pages(self, sequence: Sequence, num_pages: int) -> None:
@@ -368,15 +462,21 @@ class Scheduler:
         """Take a sequence out of the running ones: its pages and its slot are free at once."""
         assert sequence.slot is not None, "only a running sequence has a slot"
         self._running.remove(sequence)
-        self.pool.release(sequence.page_table)
+        self.pool.release(_in_turn(sequence.page_tables))
         self._free_slots.append(sequence.slot)
-        sequence.page_table = []
+        sequence.page_tables = []
         sequence.slot = None
         sequence.num_computed = 0
         sequence.num_registered = 0
 
     def _num_pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self.pool.page_size)
+
+
+def _in_turn(tables: list[list[int]]) -> list[int]:
+    """The pages of all tables, entry by entry: those of the same tokens are evicted together."""
+    entries = zip_longest(*tables, fillvalue=NULL_PAGE)
+    return [page for entry in entries for page in entry if page != NULL_PAGE]
 
 
 def _finish_reason(sequence: Sequence, token: int) -> FinishReason | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -29,6 +32,8 @@ class AttentionMetadata:
         tile_size: tokens a tile holds (static).
         decode_only: every row has one token and T == R: token r is row r (static).
         backend: name in `paged.attention.BACKENDS` (static).
+        other_groups: page tables and write indices of the further groups of layers. What a layer
+            is given is that of its own group alone.
     """
 
     page_tables: jax.Array
@@ -44,6 +49,15 @@ class AttentionMetadata:
     tile_size: int = struct.field(pytree_node=False)
     decode_only: bool = struct.field(pytree_node=False)
     backend: str = struct.field(pytree_node=False)
+    other_groups: tuple[tuple[jax.Array, jax.Array], ...] = ()
+
+    def of_groups(self) -> list[AttentionMetadata]:
+        """The same step for the layers of each group."""
+        pairs = (self.page_tables, self.write_index), *self.other_groups
+        return [
+            replace(self, page_tables=tables, write_index=index, other_groups=())
+            for tables, index in pairs
+        ]
 
 
 def attention_metadata(
@@ -57,11 +71,12 @@ def attention_metadata(
     tile_size: int,
     decode_only: bool,
     backend: str,
+    other_tables: Sequence[jax.Array] = (),
 ) -> AttentionMetadata:
     """Derive the metadata of a step from its rows (see `AttentionMetadata` for shapes).
 
     Tokens of a row are contiguous and rows follow each other, so the rest follows from the lengths.
-    Padding rows stand last.
+    Padding rows stand last. `other_tables` are those of further groups of layers.
     """
     num_rows = slots.shape[0]
     query_end = jnp.cumsum(query_len)
@@ -70,10 +85,11 @@ def attention_metadata(
     row = jnp.minimum(first_beyond(query_end, token), num_rows - 1)
     is_token = token < query_end[-1]
     positions = jnp.where(is_token, context_len[row] + token - query_start[row], 0)
-    page = page_tables[slots[row], positions // page_size]
-    write_index = jnp.where(
-        is_token, page * page_size + positions % page_size, DROPPED + token
-    ).astype(jnp.int32)
+
+    def write_index(tables: jax.Array) -> jax.Array:
+        page = tables[slots[row], positions // page_size]
+        place = jnp.where(is_token, page * page_size + positions % page_size, DROPPED + token)
+        return place.astype(jnp.int32)
 
     tiles = jnp.where(query_len > 1, -(-query_len // tile_size), 0)
     tile_end = jnp.cumsum(tiles)
@@ -87,13 +103,14 @@ def attention_metadata(
         query_len=query_len,
         context_len=context_len,
         positions=positions.astype(jnp.int32),
-        write_index=write_index,
+        write_index=write_index(page_tables),
         tile_row=tile_row.astype(jnp.int32),
         tile_start=tile_start.astype(jnp.int32),
         num_tiles=tile_end[-1].astype(jnp.int32),
         tile_size=tile_size,
         decode_only=decode_only,
         backend=backend,
+        other_groups=tuple((tables, write_index(tables)) for tables in other_tables),
     )
 
 
