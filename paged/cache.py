@@ -1,9 +1,9 @@
 """The paged KV cache on the device: the pages of each layer, written in place.
 
 A page holds the keys and values of `page_size` consecutive tokens of one sequence, for the layers
-of one group (see `paged.groups`). Each layer of a group has its own arrays, so that a donated in-place write never copies a neighbour. Page 0 is
-the null page (`paged.pool.NULL_PAGE`): page tables are padded with it and nothing reads it
-unmasked.
+of one group (see `paged.groups`). Each layer of a group has its own arrays, so that a donated
+in-place write never copies a neighbour. Page 0 is the null page (`paged.pool.NULL_PAGE`): page
+tables are padded with it and nothing reads it unmasked.
 
 Pages of 8 bits hold twice as much. Floats of 8 bits are rounded, and saturate where a key or value
 is beyond their range. Integers of 8 bits are a head of a token each relative to its largest

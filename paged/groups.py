@@ -1,21 +1,19 @@
 """Groups of layers that keep the same tokens, and so share page tables.
 
 A layer with a window never looks further back than that, so its old pages can go; a layer without
-one keeps all. A model that has both (Gemma, gpt-oss) would need two kinds of pages, and memory
-divided between them: but how much each kind wants follows from how long sequences are, which nobody
-knows beforehand. Therefore all groups have (at most) the same number of layers, and take equal pages
-of one pool: a page holds `page_size` tokens for the layers of *some* group, whichever took it. The
-cache has as many arrays as a group has layers, and the n-th layers of all groups share the n-th
-array. That works since layers run one after another, and no two tables hold the same page for
-different groups.
+one keeps all. A model that has both (Gemma, gpt-oss) might have a pool for each kind, and memory
+divided between the two: but how much each needs follows from how long sequences are, and nobody
+knows that beforehand. So all groups have the same number of layers, as far as may be, and take
+equal pages of one pool: a page holds `page_size` tokens for the layers of whichever group took it.
+The cache has as many arrays as a group has layers, and the n-th layers of all groups share the n-th
+array. They do not meet there, for a page is in the tables of one group alone.
 
-Kinds of layers rarely have equal numbers of layers, so a kind is cut into several groups, and the
-last of them may be smaller: its pages then lie empty in some arrays. Few groups mean little work
-for the host, small ones little emptiness. As many layers to a group as leave a sixth of a kind's
-pages empty at most make 2 groups of Gemma 2 or gpt-oss, 6 or 7 of Gemma 3, 4 of Cohere 2.
+Kinds of layers rarely have equal numbers of layers, so a kind is cut into several groups, of which
+the last may be smaller: its pages lie empty in some arrays. Few groups are little work for the
+host, small ones leave little empty. As many layers to a group as leave a sixth of a kind's memory
+empty at most make 2 groups of Gemma 2 or gpt-oss, 4 of Cohere 2, and 6 or 7 of Gemma 3.
 
-A model whose layers are all alike is one group. So is one that has windows which no sequence is
-long enough to outgrow.
+A model whose layers are all alike is one group. So is one whose windows no sequence outgrows.
 """
 
 from __future__ import annotations
@@ -70,7 +68,9 @@ def _group_size(counts: list[int]) -> int:
     def is_tight(size: int) -> bool:
         return all(-(-count // size) * size <= (1 + _MOST_EMPTY) * count for count in counts)
 
-    return min(filter(is_tight, range(1, max(counts) + 1)), key=lambda size: (num_groups(size), size))
+    return min(
+        filter(is_tight, range(1, max(counts) + 1)), key=lambda size: (num_groups(size), size)
+    )
 
 
 def entries_behind(window: int | None, position: int, page_size: int) -> int:

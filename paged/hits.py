@@ -18,21 +18,15 @@ def find_prefix(pool: PagePool, hashes: Sequence[bytes], windows: Windows) -> li
     Takes no references. Each group's list has the same length; the null page stands where a window
     needs none.
     """
-    whole = [
-        pool.match(hashes, group) for group, window in enumerate(windows) if window is None
-    ]
+    whole = [pool.match(hashes, group) for group, window in enumerate(windows) if window is None]
     if len(whole) == len(windows) == 1:
         return whole
-    count = min(map(len, whole), default=len(hashes))
-    count = _until_windows_agree(pool, hashes[:count], windows)
-    return [
-        _pages(pool, hashes[:count], group, entries_behind(window, count * pool.page_size, pool.page_size))
-        for group, window in enumerate(windows)
-    ]
-
-
-def _pages(pool: PagePool, hashes: Sequence[bytes], group: int, first: int) -> list[int]:
-    return [NULL_PAGE] * first + pool.match(hashes[first:], group)
+    count = _until_windows_agree(pool, hashes[: min(map(len, whole), default=len(hashes))], windows)
+    tables = []
+    for group, window in enumerate(windows):
+        behind = entries_behind(window, count * pool.page_size, pool.page_size)
+        tables.append([NULL_PAGE] * behind + pool.match(hashes[behind:count], group))
+    return tables
 
 
 def _until_windows_agree(pool: PagePool, hashes: Sequence[bytes], windows: Windows) -> int:

@@ -9,29 +9,20 @@ The caller may schedule any number of steps before it reads the first one's toke
 device runs them in order. Everything here counts by schedule: what a step will write is taken as
 written, since only later steps (or the attention of the same step, which comes after its writes)
 read it. Pages are given back at once for the same reason: their next owner's step comes later.
-
-Each group of layers has page tables of its own (see `paged.groups`). Groups that see all take pages
-for a whole prompt when it is admitted. Those with a window take them chunk by chunk, and give back
-what the window has left behind, so that a long prompt passes through few pages. They do so before
-a row is added, judged by its first token: whoever gets the pages then writes to them in that step at
-the earliest, in which nobody reads them any more.
 """
 
 from __future__ import annotations
 
 from collections import abc
 from dataclasses import dataclass
-from itertools import zip_longest
-from operator import le
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from paged.groups import Windows, entries_behind, most_entries, most_pages
-from paged.hits import find_prefix
-from paged.pool import NULL_PAGE, PagePool
-from paged.prefix import extend_hashes
+from paged.groups import Windows, most_pages
+from paged.pool import PagePool
 from paged.runtime.draft import Draft
 from paged.runtime.order import ORDERS, Line, WaitingLine
-from paged.runtime.plan import PageCopy, Row, StepPlan, TokenEvent
+from paged.runtime.page_tables import PageTables, Prefix
+from paged.runtime.plan import Row, StepPlan, TokenEvent
 from paged.runtime.sequence import FinishReason, Sequence, Status
 
 
@@ -88,27 +79,6 @@ class SchedulerConfig:
         return min(threshold, self.max_num_batched_tokens, self.max_model_len)
 
 
-class _Prefix(NamedTuple):
-    """The first tokens of a waiting sequence, as far as pages hold them already.
-
-    Attributes:
-        num_tokens: how many; with a page table of as many for each group.
-        num_behind: entries of each table that its window will not reach from the next token.
-        shared: entries of each table whose pages are full. One that is filled in part comes last.
-    """
-
-    num_tokens: int
-    tables: list[list[int]]
-    num_behind: list[int]
-    num_shared: int
-
-    @property
-    def shared(self) -> list[int]:
-        """All pages to be shared."""
-        tables = zip(self.tables, self.num_behind, strict=True)
-        return [page for table, first in tables for page in table[first : self.num_shared]]
-
-
 class Scheduler:
     """Owns the lives of sequences, from `add` to the event or call that finishes them.
 
@@ -129,7 +99,7 @@ class Scheduler:
                 f"the pool has {pool.num_pages - 1}: lower max_model_len or give the cache more "
                 f"memory"
             )
-        self._moving = [(g, window) for g, window in enumerate(config.windows) if window is not None]
+        self._tables = PageTables(pool, config.windows, chunk)
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.num_preemptions = 0
@@ -244,7 +214,7 @@ class Scheduler:
             sequence.outputs.append(token)
             sequence.num_pending -= 1
             if sequence.num_tokens % page_size == 0:
-                self._register_pages(sequence)
+                self._tables.register(sequence)
             reason = _finish_reason(sequence, token)
             if reason is not None:
                 if reason is FinishReason.STOP and token not in sequence.limits.eos_token_ids:
@@ -264,7 +234,8 @@ class Scheduler:
             length = num_left = len(sequence.prompt) + num_outputs - sequence.num_computed
             if num_left > 1:
                 # One token is kept for each sequence behind: no prompt holds up their decoding.
-                length = self._chunk_length(num_left, draft.budget - (len(self._running) - index - 1))
+                budget = draft.budget - (len(self._running) - index - 1)
+                length = self._chunk_length(num_left, budget)
             end = sequence.num_computed + length
             if end <= sequence.horizon or self._reach(draft, sequence, end):
                 self._add_row(draft, sequence, length, samples=length == num_left)
@@ -287,122 +258,54 @@ class Scheduler:
 
         Returns False if that is the sequence itself.
         """
-        self._leave_behind(sequence)
-        num_pages = self._num_pages(end)
-        missing = [max(num_pages - len(table), 0) for table in sequence.page_tables]
-        while not self.pool.can_allocate(sum(missing)):
+        self._tables.leave_behind(sequence)
+        while not self.pool.can_allocate(self._tables.missing(sequence, end)):
             victim = self._running.last
             assert victim is not None, "a running sequence is in line"
             self._preempt(victim)
             if victim is sequence:
                 return False
-        for group, count in enumerate(missing):
-            draft.give_pages(sequence, group, self.pool.allocate(count))
-        self._set_horizon(sequence, end)
+        self._tables.grow(draft, sequence, end)
         return True
 
-    def _leave_behind(self, sequence: Sequence) -> None:
-        """Give back the pages that windows have left behind.
-
-        One token more is kept than the next one sees: forks compute the prompt's last token again.
-        """
-        left = []
-        for group, window in self._moving:
-            table, since = sequence.page_tables[group], sequence.num_behind[group]
-            until = entries_behind(window, sequence.num_computed - 1, self.pool.page_size)
-            if until > since:
-                left.append(table[since:until])
-                table[since:until] = [NULL_PAGE] * (until - since)
-                sequence.num_behind[group] = until
-        self.pool.release(_in_turn(left))
-
-    def _set_horizon(self, sequence: Sequence, end: int) -> None:
-        """Have page tables looked at when a page is full; after a chunk, windows leave much behind."""
-        after_chunk = self._moving and end - sequence.num_computed > 1
-        capacity = min(map(len, sequence.page_tables)) * self.pool.page_size
-        sequence.horizon = end if after_chunk else capacity
-
     def _admit(self, draft: Draft, sequence: Sequence) -> bool:
-        """Give the sequence a slot and pages for all its known tokens, if that leaves some over."""
+        """Give the sequence a slot and pages for its known tokens, if that leaves some over."""
         if sequence.num_pending:
             return False  # preempted, and its newest tokens are still on the way
         prefix = self._find_prefix(draft, sequence)
         num_left = sequence.num_tokens - prefix.num_tokens
         length = self._chunk_length(num_left, draft.budget)
         num_spare = len(self._running) * self.config.growth_steps // self.pool.page_size
-        num_pages = self._num_own(sequence, prefix) + num_spare * len(self.config.windows)
+        num_pages = self._tables.num_own(sequence, prefix) + num_spare * len(self.config.windows)
         if not length or not self.pool.can_allocate(num_pages, prefix.shared):
             return False
         self._waiting.remove(sequence)
         self._running.add(sequence)
         self._start(sequence, prefix)
         draft.admitted.append(sequence)
-        self._take_pages(draft, sequence, prefix, length)
+        self._tables.start(draft, sequence, prefix, length)
         self._add_row(draft, sequence, length, samples=length == num_left)
         return True
 
-    def _num_own(self, sequence: Sequence, prefix: _Prefix) -> int:
-        """Pages that an admitted sequence takes for its known tokens, as many at once as ever."""
-        length, chunk, page_size = sequence.num_tokens, self.config.longest_chunk, self.pool.page_size
-        num_own = 0
-        for window, behind in zip(self.config.windows, prefix.num_behind, strict=True):
-            in_use = most_entries(window, length, chunk, page_size)
-            num_own += min(self._num_pages(length) - behind, in_use) - (prefix.num_shared - behind)
-        return num_own
-
-    def _take_pages(self, draft: Draft, sequence: Sequence, prefix: _Prefix, length: int) -> None:
-        """Share the whole pages of a prefix, copy one that would be written to, allocate others."""
-        self.pool.share(prefix.shared)
-        end, num_shared = prefix.num_tokens + length, prefix.num_shared
-        for group, window in enumerate(self.config.windows):
-            pages, behind = prefix.tables[group], prefix.num_behind[group]
-            reach = self._num_pages(sequence.num_tokens if window is None else end)
-            own = self.pool.allocate(reach - num_shared)
-            sequence.page_tables.append([NULL_PAGE] * behind)
-            draft.give_pages(sequence, group, pages[behind:num_shared] + own)
-            draft.copies += map(PageCopy, pages[num_shared:], own)
-        self._set_horizon(sequence, end)
-
-    def _start(self, sequence: Sequence, prefix: _Prefix) -> None:
+    def _start(self, sequence: Sequence, prefix: Prefix) -> None:
         sequence.status = Status.RUNNING
         sequence.slot = self._free_slots.pop()
-        sequence.num_computed = prefix.num_tokens
-        sequence.num_registered = prefix.num_shared
-        sequence.num_behind = prefix.num_behind
         if sequence.num_cached < 0:
             sequence.num_cached = prefix.num_tokens
             if self.pool.enable_prefix_caching and sequence.reads_prefix_cache:
                 self.prefix_queries += len(sequence.prompt)
                 self.prefix_hits += prefix.num_tokens
 
-    def _find_prefix(self, draft: Draft, sequence: Sequence) -> _Prefix:
+    def _find_prefix(self, draft: Draft, sequence: Sequence) -> Prefix:
         """The tokens that need not be computed: all but at least one, whose logits are wanted."""
-        parent, page_size = sequence.parent, self.pool.page_size
         if not sequence.reads_prefix_cache:
-            return self._prefix(0, [])
+            return self._tables.no_prefix()
+        parent = sequence.parent
         if parent and sequence.status is Status.WAITING and self._has_prompt(draft, parent):
-            num_tokens = len(sequence.prompt) - 1
-            num_pages = self._num_pages(num_tokens)
-            prefix = self._prefix(num_tokens, [table[:num_pages] for table in parent.page_tables])
-            if all(map(le, parent.num_behind, prefix.num_behind)):
-                sequence.page_hashes = parent.page_hashes[: num_tokens // page_size]
+            prefix = self._tables.forked_prefix(sequence, parent)
+            if prefix is not None:
                 return prefix
-        if not self.pool.enable_prefix_caching:
-            return self._prefix(0, [])
-        num_pages = (sequence.num_tokens - 1) // page_size
-        self._hash_pages(sequence, num_pages)
-        tables = find_prefix(self.pool, sequence.page_hashes[:num_pages], self.config.windows)
-        return self._prefix(len(tables[0]) * page_size, tables)
-
-    def _prefix(self, num_tokens: int, tables: list[list[int]]) -> _Prefix:
-        """A prefix in such page tables, none if it has no tokens."""
-        page_size, windows = self.pool.page_size, self.config.windows
-        return _Prefix(
-            num_tokens,
-            tables or [[] for _ in windows],
-            [entries_behind(window, num_tokens, page_size) for window in windows],
-            num_tokens // page_size,
-        )
+        return self._tables.cached_prefix(sequence)
 
     def _has_prompt(self, draft: Draft, parent: Sequence) -> bool:
         """Whether earlier steps wrote the parent's prompt: a step copies pages before it writes."""
@@ -418,26 +321,7 @@ class Scheduler:
         sequence.num_computed += length
         sequence.num_pending += samples
         if sequence.num_computed % self.pool.page_size < length:  # a page has become full
-            self._register_pages(sequence)
-
-    def _register_pages(self, sequence: Sequence) -> None:
-        """Let the pool find the pages that are full of known tokens, scheduled to be written."""
-        first = sequence.num_registered
-        full = min(sequence.num_computed, sequence.num_tokens) // self.pool.page_size
-        if full <= first or not self.pool.enable_prefix_caching:
-            return
-        self._hash_pages(sequence, full)
-        for group, table in enumerate(sequence.page_tables):
-            for index in range(max(first, sequence.num_behind[group]), full):
-                self.pool.register(table[index], sequence.page_hashes[index], group)
-        sequence.num_registered = full
-
-    def _hash_pages(self, sequence: Sequence, num_pages: int) -> None:
-        """Extend the sequence's page hashes to its first `num_pages` pages."""
-        hashes, page_size = sequence.page_hashes, self.pool.page_size
-        if len(hashes) < num_pages:
-            tokens = sequence.tokens(len(hashes) * page_size, num_pages * page_size)
-            extend_hashes(hashes, tokens, page_size, sequence.cache_salt)
+            self._tables.register(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's pages and slot. What steps in flight sample for it counts."""
@@ -462,21 +346,9 @@ class Scheduler:
         """Take a sequence out of the running ones: its pages and its slot are free at once."""
         assert sequence.slot is not None, "only a running sequence has a slot"
         self._running.remove(sequence)
-        self.pool.release(_in_turn(sequence.page_tables))
+        self._tables.release(sequence)
         self._free_slots.append(sequence.slot)
-        sequence.page_tables = []
         sequence.slot = None
-        sequence.num_computed = 0
-        sequence.num_registered = 0
-
-    def _num_pages(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.pool.page_size)
-
-
-def _in_turn(tables: list[list[int]]) -> list[int]:
-    """The pages of all tables, entry by entry: those of the same tokens are evicted together."""
-    entries = zip_longest(*tables, fillvalue=NULL_PAGE)
-    return [page for entry in entries for page in entry if page != NULL_PAGE]
 
 
 def _finish_reason(sequence: Sequence, token: int) -> FinishReason | None:

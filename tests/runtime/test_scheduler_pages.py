@@ -320,7 +320,9 @@ def test_forks_share_full_pages_and_copy_the_one_they_write_to() -> None:
     assert child.page_tables[0][:2] == parent.page_tables[0][:2]
     assert plan.copies == ((parent.page_tables[0][2], child.page_tables[0][2]),)
     assert plan.page_updates == tuple((1, i, page) for i, page in enumerate(child.page_tables[0]))
-    held = [scheduler.pool.ref_count(page) for page in (*parent.page_tables[0], *child.page_tables[0])]
+    held = [
+        scheduler.pool.ref_count(page) for page in (*parent.page_tables[0], *child.page_tables[0])
+    ]
     assert held == [2, 2, 1, 2, 2, 1]
 
 

@@ -1,10 +1,11 @@
 """Scheduler and pool against a device of the mind, under random traffic.
 
-The device keeps, for each token place of each page, a fingerprint of all the tokens up to there.
-It knows page tables from page updates alone, and before it samples for a row it checks that all of
-its context that each group of layers sees stands in the pages that the group's table names. The token it samples follows from the
-sequence's own history. So whatever the chunks, preemptions, hits, forks and steps in flight, each
-sequence must come out exactly as if it had run alone.
+The device keeps, for each token place of each page, a fingerprint of all the tokens up to there, and
+the group of layers that wrote it. It knows page tables from page updates alone, and before it
+samples for a row it checks that what each group sees of the row's context stands in the pages that
+the group's table names. The token it samples follows from the sequence's own history. So whatever
+the chunks, windows, preemptions, hits, forks and steps in flight, each sequence must come out
+exactly as if it had run alone.
 """
 
 from collections import deque
