@@ -280,7 +280,7 @@ def run_layers(
         pages, group = arrays[home.array], of_group[home.group]
         x, pages = layer(weights, x, pages, turn, group, config=config, window=window)
         arrays[home.array] = pages
-    return x, cache.replace(layers=tuple(arrays))
+    return x, PagedKVCache(tuple(arrays), cache.homes)
 
 
 def logits(params: DecoderParams, config: ModelConfig, hidden: jax.Array) -> jax.Array:

@@ -23,10 +23,6 @@ from collections.abc import Sequence
 NULL_PAGE = 0
 
 
-Content = tuple[int, bytes]
-"""A group of layers, and the hash of tokens."""
-
-
 class OutOfPages(RuntimeError):
     """More pages were asked for than are free or can be evicted."""
 
@@ -59,8 +55,8 @@ class PagePool:
         self._references = [0] * num_pages
         self._free = list(range(num_pages - 1, NULL_PAGE, -1))  # a stack: page 1 is taken first
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self._content_of: dict[int, Content] = {}
-        self._page_of: dict[Content, int] = {}
+        self._hash_of: dict[int, bytes] = {}
+        self._page_of: dict[bytes, int] = {}
 
     @property
     def num_free(self) -> int:
@@ -123,32 +119,32 @@ class PagePool:
             self._references[page] -= 1
             if self._references[page]:
                 continue
-            if page in self._content_of:
+            if page in self._hash_of:
                 self._cached[page] = None
             else:
                 self._free.append(page)
 
-    def register(self, page: int, tokens: bytes, group: int = 0) -> None:
-        """Let a used page be found by the hash of its tokens, for its group of layers.
+    def register(self, page: int, content: bytes, group: int = 0) -> None:
+        """Let a used page be found by the hash of its content, in its group of layers.
 
         If another page holds that hash already, this one stays without: a hash names one page.
         """
         assert self._references[page], f"page {page} is not used: its content is undefined"
-        assert page not in self._content_of, f"page {page} already carries a hash"
-        content = group, tokens
+        assert page not in self._hash_of, f"page {page} already carries a hash"
+        content = _of_group(content, group)
         if self.enable_prefix_caching and content not in self._page_of:
             self._page_of[content] = page
-            self._content_of[page] = content
+            self._hash_of[page] = content
 
-    def find(self, tokens: bytes, group: int = 0) -> int | None:
-        """The page of a group that holds tokens of that hash. Takes no reference."""
-        return self._page_of.get((group, tokens))
+    def find(self, content: bytes, group: int = 0) -> int | None:
+        """The page of a group that holds the content of that hash. Takes no reference."""
+        return self._page_of.get(_of_group(content, group))
 
     def match(self, hashes: Sequence[bytes], group: int = 0) -> list[int]:
         """Pages that hold the longest known prefix of a hash chain. Takes no references."""
         pages = []
-        for tokens in hashes:
-            page = self._page_of.get((group, tokens))
+        for content in hashes:
+            page = self._page_of.get(_of_group(content, group))
             if page is None:
                 break
             pages.append(page)
@@ -160,7 +156,7 @@ class PagePool:
             return False
         self._free.extend(self._cached)
         self._cached.clear()
-        self._content_of.clear()
+        self._hash_of.clear()
         self._page_of.clear()
         return True
 
@@ -174,13 +170,18 @@ class PagePool:
         total = len(free) + len(cached) + len(used)
         assert total == self.num_pages - 1, "a page is in two states"
         assert len(used) == self.num_used, "the counts do not add up"
-        assert cached <= self._content_of.keys(), "a page without a hash is cached"
-        assert not free & self._content_of.keys(), "a page with a hash is free"
-        assert {page: content for content, page in self._page_of.items()} == self._content_of
+        assert cached <= self._hash_of.keys(), "a page without a hash is cached"
+        assert not free & self._hash_of.keys(), "a page with a hash is free"
+        assert {page: content for content, page in self._page_of.items()} == self._hash_of
 
     def _evict(self) -> None:
         """Free the least recently used cached page; its hash is forgotten."""
         page, _ = self._cached.popitem(last=False)
-        del self._page_of[self._content_of.pop(page)]
+        del self._page_of[self._hash_of.pop(page)]
         self._free.append(page)
         self.num_evicted += 1
+
+
+def _of_group(content: bytes, group: int) -> bytes:
+    """The hash of what a group of layers keeps of the same tokens; all hashes have one length."""
+    return content + group.to_bytes(2) if group else content

@@ -117,17 +117,17 @@ class PageTables:
             draft.copies += map(PageCopy, pages[prefix.num_full :], own)
         self._set_horizon(sequence, end)
 
-    def missing(self, sequence: Sequence, end: int) -> int:
-        """Pages that its tables lack to reach `end`."""
-        num_pages = self.num_pages(end)
-        return sum(max(num_pages - len(table), 0) for table in sequence.page_tables)
+    def missing(self, sequence: Sequence, end: int) -> list[int]:
+        """Pages that its tables lack to reach `end`, once windows have left behind what they can."""
+        if self._moving:
+            self._leave_behind(sequence)
+        num_pages = -(-end // self._page_size)
+        return [max(num_pages - len(table), 0) for table in sequence.page_tables]
 
-    def grow(self, draft: Draft, sequence: Sequence, end: int) -> None:
-        """Let its tables reach `end`."""
-        num_pages = self.num_pages(end)
-        for group, table in enumerate(sequence.page_tables):
-            if len(table) < num_pages:
-                draft.give_pages(sequence, group, self._pool.allocate(num_pages - len(table)))
+    def grow(self, draft: Draft, sequence: Sequence, missing: list[int], end: int) -> None:
+        """Let its tables reach `end` by the pages they lack."""
+        for group, count in enumerate(missing):
+            draft.give_pages(sequence, group, self._pool.allocate(count))
         self._set_horizon(sequence, end)
 
     def _set_horizon(self, sequence: Sequence, end: int) -> None:
@@ -137,7 +137,7 @@ class PageTables:
         else:
             sequence.horizon = min(map(len, sequence.page_tables)) * self._page_size
 
-    def leave_behind(self, sequence: Sequence) -> None:
+    def _leave_behind(self, sequence: Sequence) -> None:
         """Give back the pages that windows have left behind.
 
         One token more is kept than the next one sees: forks compute the prompt's last token again.
@@ -160,8 +160,9 @@ class PageTables:
             return
         self._hash_pages(sequence, full)
         for group, table in enumerate(sequence.page_tables):
-            for index in range(max(first, sequence.num_behind[group]), full):
-                self._pool.register(table[index], sequence.page_hashes[index], group)
+            for index in range(first, full):
+                if (page := table[index]) != NULL_PAGE:
+                    self._pool.register(page, sequence.page_hashes[index], group)
         sequence.num_registered = full
 
     def _hash_pages(self, sequence: Sequence, num_pages: int) -> None:

@@ -231,7 +231,8 @@ class Scheduler:
             num_outputs = len(sequence.outputs) + sequence.num_pending
             if num_outputs >= sequence.limits.max_tokens:
                 continue  # its last token is on the way
-            length = num_left = len(sequence.prompt) + num_outputs - sequence.num_computed
+            num_left = len(sequence.prompt) + num_outputs - sequence.num_computed
+            length = 1
             if num_left > 1:
                 # One token is kept for each sequence behind: no prompt holds up their decoding.
                 budget = draft.budget - (len(self._running) - index - 1)
@@ -258,14 +259,14 @@ class Scheduler:
 
         Returns False if that is the sequence itself.
         """
-        self._tables.leave_behind(sequence)
-        while not self.pool.can_allocate(self._tables.missing(sequence, end)):
+        missing = self._tables.missing(sequence, end)
+        while not self.pool.can_allocate(sum(missing)):
             victim = self._running.last
             assert victim is not None, "a running sequence is in line"
             self._preempt(victim)
             if victim is sequence:
                 return False
-        self._tables.grow(draft, sequence, end)
+        self._tables.grow(draft, sequence, missing, end)
         return True
 
     def _admit(self, draft: Draft, sequence: Sequence) -> bool:

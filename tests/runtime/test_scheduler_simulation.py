@@ -1,6 +1,6 @@
 """Scheduler and pool against a device of the mind, under random traffic.
 
-The device keeps, for each token place of each page, a fingerprint of all the tokens up to there, and
+The device keeps, for each token place of each page, a fingerprint of all tokens up to there, and
 the group of layers that wrote it. It knows page tables from page updates alone, and before it
 samples for a row it checks that what each group sees of the row's context stands in the pages that
 the group's table names. The token it samples follows from the sequence's own history. So whatever
