@@ -118,7 +118,7 @@ class PageTables:
         self._set_horizon(sequence, end)
 
     def missing(self, sequence: Sequence, end: int) -> list[int]:
-        """Pages that its tables lack to reach `end`, once windows have left behind what they can."""
+        """Pages that its tables lack to reach `end`, after giving back what windows left behind."""
         if self._moving:
             self._leave_behind(sequence)
         num_pages = -(-end // self._page_size)

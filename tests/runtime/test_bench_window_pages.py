@@ -25,7 +25,7 @@ ARGS = Namespace(
 def test_windows_leave_room_for_more(
     windows: tuple[int | None, ...], num_groups: int, most_share: float, least: int
 ) -> None:
-    """A window of 64 takes 4 pages of 16, and parts of two more; while a prompt comes, its chunk."""
+    """A window of 64 takes 4 pages of 16 and parts of two; while a prompt comes, its chunk too."""
     use = measure(windows, ARGS)
     assert use.num_groups == num_groups
     assert most_share - 2 / 64 <= use.share <= most_share
