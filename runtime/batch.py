@@ -54,10 +54,10 @@ class Layout:
     def make(cls, bucket: Bucket, page_size: int, num_groups: int = 1) -> Layout:
         """Room for the pages a step's tokens can fill, and two more a row (its ends, a copy).
 
-        All of that for each group of layers.
+        All but the last in each group of layers.
         """
-        num_pages = bucket.num_tokens // page_size + 2 * bucket.num_rows
-        return cls(bucket, num_groups * num_pages)
+        num_pages = num_groups * (bucket.num_tokens // page_size + bucket.num_rows)
+        return cls(bucket, num_pages + bucket.num_rows)
 
     @property
     def size(self) -> int:
