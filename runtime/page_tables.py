@@ -115,7 +115,7 @@ class PageTables:
             sequence.page_tables.append([NULL_PAGE] * behind)
             draft.give_pages(sequence, group, pages[behind : prefix.num_full] + own)
             draft.copies += map(PageCopy, pages[prefix.num_full :], own)
-        self._set_horizon(sequence, end)
+        self._set_horizon(sequence, end, min(map(len, sequence.page_tables)))
 
     def missing(self, sequence: Sequence, end: int) -> list[int]:
         """Pages that its tables lack to reach `end`, after giving back what windows left behind."""
@@ -128,14 +128,15 @@ class PageTables:
         """Let its tables reach `end` by the pages they lack."""
         for group, count in enumerate(missing):
             draft.give_pages(sequence, group, self._pool.allocate(count))
-        self._set_horizon(sequence, end)
+        self._set_horizon(sequence, end, -(-end // self._page_size))
 
-    def _set_horizon(self, sequence: Sequence, end: int) -> None:
-        """Have its tables seen to when a page is full; after a chunk, which windows leave, soon."""
-        if self._moving and end - sequence.num_computed > 1:
-            sequence.horizon = end
-        else:
-            sequence.horizon = min(map(len, sequence.page_tables)) * self._page_size
+    def _set_horizon(self, sequence: Sequence, end: int, num_pages: int) -> None:
+        """Have its tables of so many pages seen to when those are full.
+
+        After a chunk, of which windows leave much behind, at once.
+        """
+        after_chunk = self._moving and end - sequence.num_computed > 1
+        sequence.horizon = end if after_chunk else num_pages * self._page_size
 
     def _leave_behind(self, sequence: Sequence) -> None:
         """Give back the pages that windows have left behind.

@@ -94,7 +94,7 @@ def test_the_number_of_pages_changes_no_program_that_takes_none(
     folder: Path, shapes: StepShapes
 ) -> None:
     """Those are compiled while memory is divided, before there are weights, and found again."""
-    specs, dtype = shapes.family.specs(MODEL), jnp.dtype(jnp.float32)
+    specs, dtype = shapes.family.specs(shapes.model), jnp.dtype(jnp.float32)
     step_memory(shapes, param_shapes(specs, dtype))
     early = set(folder.glob("*.program"))
     more = replace(shapes, cache=replace(shapes.cache, num_pages=NUM_PAGES + 1))
