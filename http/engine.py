@@ -32,13 +32,8 @@ class Tokenizer(Protocol):
     ) -> str: ...
 
 
-class Engine(Protocol):
-    """An engine that takes any number of requests at once.
-
-    `generate` raises InvalidRequest before its first output if the request can never run, and
-    EngineDead if the engine has stopped. Closing it early aborts the request. `abort` makes it give
-    a last output, with finish_reason "abort"; an id that is not running is ignored.
-    """
+class AnyEngine(Protocol):
+    """What engines for text and those for vectors have in common."""
 
     @property
     def tokenizer(self) -> Tokenizer | None: ...
@@ -47,10 +42,23 @@ class Engine(Protocol):
     def max_model_len(self) -> int: ...
 
     @property
-    def default_sampling_params(self) -> SamplingParams: ...
+    def errored(self) -> bool: ...
+
+    def stats(self) -> EngineStats: ...
+
+    def shutdown(self) -> None: ...
+
+
+class Engine(AnyEngine, Protocol):
+    """An engine that takes any number of requests at once.
+
+    `generate` raises InvalidRequest before its first output if the request can never run, and
+    EngineDead if the engine has stopped. Closing it early aborts the request. `abort` makes it give
+    a last output, with finish_reason "abort"; an id that is not running is ignored.
+    """
 
     @property
-    def errored(self) -> bool: ...
+    def default_sampling_params(self) -> SamplingParams: ...
 
     def generate(
         self,
@@ -63,7 +71,3 @@ class Engine(Protocol):
     ) -> AsyncGenerator[RequestOutput, None]: ...
 
     async def abort(self, request_id: str) -> None: ...
-
-    def stats(self) -> EngineStats: ...
-
-    def shutdown(self) -> None: ...

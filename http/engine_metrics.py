@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from paged.http.engine import Engine
+from paged.http.engine import AnyEngine
 from paged.runtime.messages import EngineStats
 
 _Value = tuple[str, str, float]
@@ -17,7 +17,7 @@ _Value = tuple[str, str, float]
 class EngineCollector(Collector):
     """Asks the engine whenever it is asked itself."""
 
-    def __init__(self, engine: Engine, labels: dict[str, str]) -> None:
+    def __init__(self, engine: AnyEngine, labels: dict[str, str]) -> None:
         self._engine = engine
         self._labels = labels
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from paged.http.engine import Engine
+from paged.http.engine import AnyEngine
 from paged.runtime.logs import log_to_stderr
 from paged.runtime.messages import EngineStats
 
@@ -36,7 +36,7 @@ def leave_out(paths: str) -> None:
     logging.getLogger("uvicorn.access").addFilter(wanted)
 
 
-async def log_stats(engine: Engine, interval: float = 10.0) -> None:
+async def log_stats(engine: AnyEngine, interval: float = 10.0) -> None:
     """Log a line every `interval` seconds, as people know it from vLLM, for ever.
 
     It is there while requests run, and once more when the last has ended.

@@ -18,7 +18,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from paged.http.engine import Engine
+from paged.http.engine import AnyEngine
 from paged.http.engine_metrics import EngineCollector
 from paged.http.histogram import Histogram
 from paged.runtime.outputs import RequestOutput
@@ -41,7 +41,7 @@ _FINISH_REASONS = ("stop", "length", "abort", "error")
 class Metrics:
     """The metrics of one server, in a registry of their own."""
 
-    def __init__(self, engine: Engine, model_name: str) -> None:
+    def __init__(self, engine: AnyEngine, model_name: str) -> None:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
@@ -64,6 +64,13 @@ class Metrics:
     def watch(self) -> RequestWatch:
         """A watch over one request."""
         return RequestWatch(self)
+
+    def count_pooling(self, reason: str, num_tokens: int, seconds: float) -> None:
+        """Take note of a request for embeddings or scores that has ended."""
+        self.success[reason].inc()
+        if reason == "stop":
+            self.prompt_tokens.observe(num_tokens)
+            self.end_to_end.observe(seconds)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""

@@ -15,15 +15,16 @@ from types import FrameType
 import uvicorn
 from starlette.applications import Starlette
 
-from paged.http.api.service import Service
+from paged.http.api.service import AnyService
 from paged.http.app import create_app
-from paged.http.engine import Engine
+from paged.http.engine import AnyEngine, Engine
 from paged.http.logs import configure_logging, leave_out, log_stats
 from paged.http.options import ServeOptions
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import read_flags
+from paged.runtime.pooling.engine import PoolingEngine, wants_pooling
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     chat_template = _chat_template(options)
     # Before the model is loaded: minutes later is late to hear that the port is taken.
     with _bind(options.host, options.port) as listener:
-        engine = AsyncEngine.from_config(config, separate_process=options.engine_process)
+        engine = _start_engine(config, options)
         try:
             app = create_app(
                 engine,
@@ -57,6 +58,13 @@ def run(args: argparse.Namespace) -> int:
             return serve(app, listener, options)
         finally:
             engine.shutdown()
+
+
+def _start_engine(config: EngineConfig, options: ServeOptions) -> Engine | PoolingEngine:
+    """Embeddings and scores are made in this process: they have no streams to keep going."""
+    if wants_pooling(config):
+        return PoolingEngine.from_config(config)
+    return AsyncEngine.from_config(config, separate_process=options.engine_process)
 
 
 def serve(app: Starlette, listener: socket.socket, options: ServeOptions) -> int:
@@ -109,11 +117,11 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, app: Starlette, options: ServeOptions) -> None:
         super().__init__(config)
-        self.service: Service = app.state.service
+        self.service: AnyService = app.state.service
         self.options = options
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> AnyEngine:
         return self.service.engine
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -130,7 +138,7 @@ class _Server(uvicorn.Server):
         sys.stdout.flush()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if num_running := len(self.service.running):
+        if num_running := self.service.num_running:
             logger.info(
                 "Finishing running requests (%d), for %g s at most; a second signal does not wait",
                 num_running,
@@ -142,8 +150,7 @@ class _Server(uvicorn.Server):
 
     async def _abort_in_time(self) -> None:
         await asyncio.sleep(self.options.shutdown_timeout)
-        for request_id in list(self.service.running):
-            await self.engine.abort(request_id)
+        await self.service.abort_running()
 
 
 def _bind(host: str, port: int) -> socket.socket:

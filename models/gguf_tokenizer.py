@@ -16,6 +16,12 @@ _WORDS = (
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|{digits}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# A capital may begin a word within a word, and contractions stay with theirs.
+_CASED_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+{ending}"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*{ending}"
+    r"|{digits}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _NAMED_TOKENS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -23,6 +29,8 @@ _NAMED_TOKENS = {
     "pad_token": "padding_token_id",
 }
 _END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# What ends a turn in chats, by the models' own convention: files often name another token only.
+_END_TEXTS = ("<end_of_turn>", "<|end|>", "<|eot_id|>", "<|im_end|>")
 
 
 class _Kind(IntEnum):
@@ -45,16 +53,25 @@ def _single_digits() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([digits, _gpt2_words()])
 
 
-def _llama3_words() -> pre_tokenizers.PreTokenizer:
-    return _split_words(r"\p{N}{1,3}")
+def _three_digits() -> pre_tokenizers.PreTokenizer:
+    return _split_words(_WORDS, digits=r"\p{N}{1,3}")
 
 
-def _qwen2_words() -> pre_tokenizers.PreTokenizer:
-    return _split_words(r"\p{N}")
+def _one_digit() -> pre_tokenizers.PreTokenizer:
+    return _split_words(_WORDS, digits=r"\p{N}")
 
 
-def _split_words(digits: str) -> pre_tokenizers.PreTokenizer:
-    split = pre_tokenizers.Split(Regex(_WORDS.replace("{digits}", digits)), "isolated")
+def _o200k_words() -> pre_tokenizers.PreTokenizer:
+    return _split_words(_CASED_WORDS, digits=r"\p{N}{1,3}", ending=f"{_CONTRACTIONS}?")
+
+
+def _tekken_words() -> pre_tokenizers.PreTokenizer:
+    return _split_words(_CASED_WORDS, digits=r"\p{N}")
+
+
+def _split_words(words: str, *, digits: str, ending: str = "") -> pre_tokenizers.PreTokenizer:
+    pattern = words.replace("{digits}", digits).replace("{ending}", ending)
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
     bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([split, bytes_only])
 
@@ -64,10 +81,19 @@ _PRE_TOKENIZERS = {
     "default": _gpt2_words,
     "gpt-2": _gpt2_words,
     "smollm": _single_digits,
-    "llama-bpe": _llama3_words,
-    "llama3": _llama3_words,
-    "qwen2": _qwen2_words,
+    "llama-bpe": _three_digits,
+    "llama3": _three_digits,
+    "llama-v3": _three_digits,
+    "falcon3": _three_digits,
+    "dbrx": _three_digits,  # Phi-4
+    "gpt-4o": _o200k_words,  # Phi-4-mini
+    "qwen2": _one_digit,
+    "deepseek-r1-qwen": _one_digit,
+    "tekken": _tekken_words,  # Mistral Nemo
 }
+# Whose words are looked up whole before pairs are merged, and whose texts begin with BOS.
+_LLAMA3_KINDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")
+_COMPOSED_KINDS = ("qwen2", "deepseek-r1-qwen")
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -114,8 +140,17 @@ def _build(
         backend,
         special_tokens=special_tokens,
         chat_templates={"default": template} if template else {},
-        eos_token_ids=[fields[key] for key in _END_TOKENS if key in fields],
+        eos_token_ids=[fields[key] for key in _END_TOKENS if key in fields] + _end_ids(fields),
     )
+
+
+def _end_ids(fields: Mapping[str, Any]) -> list[int]:
+    pieces = enumerate(zip(fields["tokens"], fields["token_type"], strict=True))
+    return [
+        token_id
+        for token_id, (token, kind) in pieces
+        if kind == _Kind.CONTROL and token in _END_TEXTS
+    ]
 
 
 def _byte_level(fields: Mapping[str, Any]) -> tokenizers.Tokenizer:
@@ -127,9 +162,9 @@ def _byte_level(fields: Mapping[str, Any]) -> tokenizers.Tokenizer:
         )
     vocab = {token: index for index, token in enumerate(fields["tokens"])}
     merges = [tuple(merge.split(" ", 1)) for merge in fields["merges"]]
-    ignore_merges = pre in ("llama-bpe", "llama3")
-    backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=ignore_merges))
-    if pre == "qwen2":
+    whole = pre in _LLAMA3_KINDS
+    backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=whole))
+    if pre in _COMPOSED_KINDS:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = _PRE_TOKENIZERS[pre]()
     backend.decoder = decoders.ByteLevel()
@@ -137,7 +172,7 @@ def _byte_level(fields: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _sentencepiece(fields: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """Llama 2's kind: merges of characters, unknown ones spelled as bytes."""
+    """Llama 2's and Gemma's kind: merges of characters, unknown ones spelled as bytes."""
     tokens = fields["tokens"]
     vocab = {token: index for index, token in enumerate(tokens)}
     merges = _merges_by_score(tokens, fields["scores"], fields["token_type"])
@@ -182,7 +217,7 @@ def _add_special_tokens(backend: tokenizers.Tokenizer, fields: Mapping[str, Any]
 def _wrap(
     backend: tokenizers.Tokenizer, fields: Mapping[str, Any], special_tokens: Mapping[str, str]
 ) -> None:
-    llama_kind = fields["model"] == "llama" or fields.get("pre") in ("llama-bpe", "llama3")
+    llama_kind = fields["model"] == "llama" or fields.get("pre") in _LLAMA3_KINDS
     add_bos = fields.get("add_bos_token", llama_kind)
     wrap_sequences(
         backend,

@@ -11,18 +11,27 @@ class NotAnObject(ValueError):
     """Text that is no JSON object."""
 
 
+def parse_value(text: bytes) -> Any:
+    """The value that `text` holds.
+
+    Raises:
+        NotAnObject: it is no JSON.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise NotAnObject("it is nested too deeply") from None
+    except ValueError as error:
+        raise NotAnObject(f"it is not JSON: {error}") from error
+
+
 def parse_object(text: bytes) -> dict[str, Any]:
     """The object that `text` holds.
 
     Raises:
         NotAnObject: it is no JSON, or another value.
     """
-    try:
-        value = json.loads(text)
-    except RecursionError:
-        raise NotAnObject("it is nested too deeply") from None
-    except ValueError as error:
-        raise NotAnObject(f"it is not JSON: {error}") from error
+    value = parse_value(text)
     if not isinstance(value, dict):
         raise NotAnObject(f"it must hold a JSON object, found a {type(value).__name__}")
     return value

@@ -17,6 +17,8 @@ from paged.models.weights import (
     Dense,
     Embedding,
     Linear,
+    ParamSpec,
+    Part,
     embedding,
     fused_linear,
     linear,
@@ -67,6 +69,17 @@ class PostNormLayerParams(LayerParams):
 
 
 @struct.dataclass
+class LayerNorm:
+    """Weights of a `layer_norm` with a bias, each [D]."""
+
+    weight: jax.Array
+    bias: jax.Array
+
+    def __call__(self, x: jax.Array, eps: float) -> jax.Array:
+        return layer_norm(x, self.weight, self.bias, eps)
+
+
+@struct.dataclass
 class DecoderParams:
     """Weights of a decoder.
 
@@ -112,6 +125,12 @@ def offset_norm(name: str, size: int) -> Any:
     return vector(f"{name}.weight", size, "zeros")
 
 
+def biased_norm(name: str, size: int) -> Any:
+    """Description of a `LayerNorm`."""
+    bias: Any = vector(f"{name}.bias", size, "zeros")
+    return LayerNorm(norm(name, size), bias)
+
+
 def qkv_projection(prefix: str, config: ModelConfig, *, bias: bool) -> Dense:
     """Description of the fused query, key and value projections (see `LayerParams.qkv`)."""
     heads, size = config.num_kv_heads, config.head_dim
@@ -122,6 +141,27 @@ def qkv_projection(prefix: str, config: ModelConfig, *, bias: bool) -> Dense:
     }
     axes = (None, "heads", None, None)
     return fused_linear(parts, config.hidden_size, bias=bias, join_axis=1, axes=axes)
+
+
+def joined_qkv_projection(name: str, config: ModelConfig, *, bias: bool) -> Dense:
+    """As `qkv_projection`, of one tensor: all query heads, then key, then value heads."""
+    heads, size, inputs = config.num_kv_heads, config.head_dim, config.hidden_size
+    group, outputs = config.group_size, (config.num_heads + 2 * config.num_kv_heads) * size
+    # Rows of each key/value head, and where they begin.
+    slices = [(group, 0), (1, heads * group * size), (1, heads * (group + 1) * size)]
+    weights = tuple(
+        Part(f"{name}.weight", (outputs, inputs), (heads, rows, size, inputs), first)
+        for rows, first in slices
+    )
+    biases = tuple(
+        Part(f"{name}.bias", (outputs,), (heads, rows, size), first) for rows, first in slices
+    )
+    shape, axes = (heads, group + 2, size), ("heads", None, None)
+    kernel: Any = ParamSpec(
+        weights, (inputs, *shape), (None, *axes), "normal", join_axis=1, transpose=True
+    )
+    offset: Any = ParamSpec(biases, shape, axes, "zeros", join_axis=1) if bias else None
+    return Dense(kernel, offset)
 
 
 def out_projection(prefix: str, config: ModelConfig, *, bias: bool) -> Dense:

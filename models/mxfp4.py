@@ -59,7 +59,7 @@ def mxfp4(name: str, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> An
     rows = outputs[0] if len(outputs) == 1 else outputs[0] * outputs[1]
     groups = (experts, rows, inputs // GROUP)
     parts = (
-        Part(f"{name}_blocks", (*groups, GROUP // 2), (*groups, GROUP // 2)),
-        Part(f"{name}_scales", groups, groups),
+        Part(f"{name}_blocks", (*groups, GROUP // 2), (*groups, GROUP // 2), is_bytes=True),
+        Part(f"{name}_scales", groups, groups, is_bytes=True),
     )
     return Mxfp4Spec(parts, shape, axes, "normal")

@@ -12,10 +12,10 @@ from paged.models.layers import (
     LayerParams,
     decoder_specs,
     joined_gate_up_projection,
+    joined_qkv_projection,
     layer_specs,
 )
 from paged.models.llama import forward
-from paged.models.weights import Dense, ParamSpec, Part
 
 __all__ = ["DEFAULTS", "forward", "specs"]
 
@@ -36,25 +36,6 @@ def _layer_specs(config: ModelConfig, index: int) -> LayerParams:
     prefix = f"model.layers.{index}"
     return replace(
         layer_specs(config, index),
-        qkv=_qkv_projection(f"{prefix}.self_attn.qkv_proj", config),
+        qkv=joined_qkv_projection(f"{prefix}.self_attn.qkv_proj", config, bias=False),
         gate_up=joined_gate_up_projection(f"{prefix}.mlp.gate_up_proj", config),
     )
-
-
-def _qkv_projection(name: str, config: ModelConfig) -> Dense:
-    """As `paged.models.layers.qkv_projection`, of one tensor: query, then key, then value heads."""
-    heads, group, size = config.num_kv_heads, config.group_size, config.head_dim
-    shape = ((config.num_heads + 2 * heads) * size, config.hidden_size)
-    parts = tuple(
-        Part(f"{name}.weight", shape, (heads, rows, size, config.hidden_size), first_head * size)
-        for first_head, rows in ((0, group), (heads * group, 1), (heads * group + heads, 1))
-    )
-    kernel: Any = ParamSpec(
-        parts,
-        (config.hidden_size, heads, group + 2, size),
-        (None, "heads", None, None),
-        "normal",
-        join_axis=1,
-        transpose=True,
-    )
-    return Dense(kernel)

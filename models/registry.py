@@ -12,6 +12,8 @@ from paged.attention import AttentionMetadata
 from paged.cache import PagedKVCache
 from paged.errors import ConfigError
 from paged.models import (
+    bert,
+    chatglm,
     cohere,
     cohere2,
     gemma,
@@ -25,15 +27,18 @@ from paged.models import (
     mistral,
     mixtral,
     olmo2,
+    phi,
     phi3,
     qwen2,
     qwen2_moe,
     qwen3,
     qwen3_moe,
+    roberta,
     smollm3,
     starcoder2,
 )
 from paged.models.config import ModelConfig, architecture_of, parse_config
+from paged.models.encoder import EncoderParams
 from paged.models.layers import DecoderParams, logits
 
 Forward = Callable[
@@ -62,7 +67,11 @@ class Family:
     configure: Callable[[Mapping[str, Any]], ModelConfig] = parse_config
 
 
+_CHATGLM = Family(chatglm.DEFAULTS, chatglm.specs, chatglm.forward, logits, chatglm.configure)
+
 FAMILIES: dict[str, Family] = {
+    "ChatGLMForConditionalGeneration": _CHATGLM,
+    "ChatGLMModel": _CHATGLM,
     "CohereForCausalLM": Family(
         cohere.DEFAULTS, cohere.specs, cohere.forward, cohere.scaled_logits, cohere.configure
     ),
@@ -91,6 +100,7 @@ FAMILIES: dict[str, Family] = {
         mixtral.DEFAULTS, mixtral.specs, mixtral.forward, logits, mixtral.configure
     ),
     "Olmo2ForCausalLM": Family(olmo2.DEFAULTS, olmo2.specs, olmo2.forward, logits, olmo2.configure),
+    "PhiForCausalLM": Family(phi.DEFAULTS, phi.specs, phi.forward, logits, phi.configure),
     "Phi3ForCausalLM": Family(phi3.DEFAULTS, phi3.specs, phi3.forward, logits),
     "Qwen2ForCausalLM": Family(qwen2.DEFAULTS, qwen2.specs, qwen2.forward, logits),
     "Qwen2MoeForCausalLM": Family(
@@ -109,20 +119,62 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+@dataclass(frozen=True)
+class Encoder:
+    """The functions of a family of encoders, which `paged.models.encoder.encode` runs.
+
+    Attributes:
+        prefix: what the names of the body begin with where a checkpoint has more than the body.
+        defaults, specs, configure: see `Family`.
+    """
+
+    prefix: str
+    defaults: Mapping[str, Any]
+    specs: Callable[[ModelConfig], EncoderParams]
+    configure: Callable[[Mapping[str, Any]], ModelConfig]
+
+
+_BERT = Encoder(bert.PREFIX, bert.DEFAULTS, bert.specs, bert.configure)
+_ROBERTA = Encoder(roberta.PREFIX, roberta.DEFAULTS, roberta.specs, roberta.configure)
+
+ENCODERS: dict[str, Encoder] = {
+    "BertModel": _BERT,
+    "BertForSequenceClassification": _BERT,
+    "RobertaModel": _ROBERTA,
+    "RobertaForSequenceClassification": _ROBERTA,
+    "XLMRobertaModel": _ROBERTA,
+    "XLMRobertaForSequenceClassification": _ROBERTA,
+}
+
+
+def is_headless(architecture: str) -> bool:
+    """Whether it is the body of a decoder, as models that give vectors are often stored."""
+    return architecture not in FAMILIES and _headed(architecture) in FAMILIES
+
+
+def _headed(architecture: str) -> str:
+    return architecture.removesuffix("Model") + "ForCausalLM"
+
+
 def get_family(architecture: str) -> Family:
-    """The family of an architecture.
+    """The family of a decoder's architecture, or of that of its body.
 
     Raises:
         ConfigError: no family runs it.
     """
-    if architecture not in FAMILIES:
+    if architecture in ENCODERS:
+        raise ConfigError(f"{architecture} is an encoder, and this takes decoders alone")
+    family = FAMILIES.get(architecture) or FAMILIES.get(_headed(architecture))
+    if family is None:
         raise ConfigError(
-            f"architecture {architecture!r} is not supported; supported: {', '.join(FAMILIES)}"
+            f"architecture {architecture!r} is not supported; supported: "
+            f"{', '.join((*FAMILIES, *ENCODERS))}"
         )
-    return FAMILIES[architecture]
+    return family
 
 
 def model_config(data: Mapping[str, Any]) -> ModelConfig:
     """The configuration of a model from its config.json."""
-    family = get_family(architecture_of(data))
+    architecture = architecture_of(data)
+    family = ENCODERS.get(architecture) or get_family(architecture)
     return family.configure({**family.defaults, **data})

@@ -16,17 +16,18 @@ from paged.models.activations import ACTIVATIONS
 from paged.models.config import ModelConfig, parse_config
 from paged.models.layers import (
     DecoderParams,
+    Layer,
+    LayerNorm,
+    biased_norm,
     decoder_specs,
-    layer_norm,
     merge_heads,
-    norm,
     out_projection,
     qkv_projection,
     run_layers,
     split_qkv,
 )
 from paged.models.rope import Rotation, rotate
-from paged.models.weights import Linear, linear, vector
+from paged.models.weights import Linear, linear
 
 # A window in config.json applies to every layer.
 DEFAULTS: dict[str, Any] = {
@@ -41,14 +42,6 @@ DEFAULTS: dict[str, Any] = {
 
 
 @struct.dataclass
-class Norm:
-    """Weights of a layer norm, each [D]."""
-
-    weight: jax.Array
-    bias: jax.Array
-
-
-@struct.dataclass
 class Starcoder2LayerParams:
     """Weights of one layer; for `qkv` and `out` see `paged.models.layers.LayerParams`.
 
@@ -57,10 +50,10 @@ class Starcoder2LayerParams:
         down: F to D.
     """
 
-    attention_norm: Norm
+    attention_norm: LayerNorm
     qkv: Linear
     out: Linear
-    mlp_norm: Norm
+    mlp_norm: LayerNorm
     up: Linear
     down: Linear
 
@@ -73,7 +66,7 @@ def configure(data: Mapping[str, Any]) -> ModelConfig:
 
 def specs(config: ModelConfig) -> DecoderParams:
     """Description of the parameters."""
-    return decoder_specs(config, partial(_layer_specs, config), norm=_norm)
+    return decoder_specs(config, partial(_layer_specs, config), norm=biased_norm)
 
 
 def _layer_specs(config: ModelConfig, index: int) -> Starcoder2LayerParams:
@@ -81,22 +74,13 @@ def _layer_specs(config: ModelConfig, index: int) -> Starcoder2LayerParams:
     attention, bias = f"{prefix}.self_attn", config.attention_bias
     up, down = f"{prefix}.mlp.c_fc", f"{prefix}.mlp.c_proj"
     return Starcoder2LayerParams(
-        attention_norm=_norm(f"{prefix}.input_layernorm", size),
+        attention_norm=biased_norm(f"{prefix}.input_layernorm", size),
         qkv=qkv_projection(attention, config, bias=bias),
         out=out_projection(attention, config, bias=bias),
-        mlp_norm=_norm(f"{prefix}.post_attention_layernorm", size),
+        mlp_norm=biased_norm(f"{prefix}.post_attention_layernorm", size),
         up=linear(up, size, inner, bias=config.mlp_bias, axes=(None, "mlp")),
         down=linear(down, inner, size, bias=config.mlp_bias, axes=("mlp", None)),
     )
-
-
-def _norm(name: str, size: int) -> Any:
-    bias: Any = vector(f"{name}.bias", size, "zeros")
-    return Norm(norm(name, size), bias)
-
-
-def _normalise(x: jax.Array, params: Norm, config: ModelConfig) -> jax.Array:
-    return layer_norm(x, params.weight, params.bias, config.norm_eps)
 
 
 @partial(jax.jit, static_argnames=("config", "window"))
@@ -111,24 +95,28 @@ def layer(
     window: int | None,
 ) -> tuple[jax.Array, Pages]:
     """See `paged.models.layers.Layer`."""
-    q, k, v = split_qkv(params.qkv(_normalise(x, params.attention_norm, config)))
+    q, k, v = split_qkv(params.qkv(params.attention_norm(x, config.norm_eps)))
     q, k = rotate(q, angles), rotate(k, angles)
     scoring = Scoring(config.head_dim**-0.5, window)
     attended, pages = paged_attention(q, k, v, pages, meta, scoring)
     x = params.out.added_to(x, merge_heads(attended))
-    inner = params.up(_normalise(x, params.mlp_norm, config)).astype(jnp.float32)
+    inner = params.up(params.mlp_norm(x, config.norm_eps)).astype(jnp.float32)
     inner = ACTIVATIONS[config.hidden_act](inner).astype(x.dtype)
     return params.down.added_to(x, inner), pages
 
 
-def forward(
+def decode(
+    layer: Layer,
     params: DecoderParams,
     config: ModelConfig,
     tokens: jax.Array,
     cache: PagedKVCache,
     meta: AttentionMetadata,
 ) -> tuple[jax.Array, PagedKVCache]:
-    """See `paged.models.registry.Family`."""
+    """As `paged.models.layers.decode`, with a layer norm at the end."""
     x = params.embedding.lookup(tokens)
     x, cache = run_layers(layer, params, config, x, cache, meta)
-    return _normalise(x, params.final_norm, config), cache
+    return params.final_norm(x, config.norm_eps), cache
+
+
+forward = partial(decode, layer)

@@ -14,6 +14,7 @@ from typing import Any
 import tokenizers
 from tokenizers import processors
 
+from paged.models.byte_level import BYTES, glm4_backend
 from paged.models.chat_template import (
     Message,
     Tool,
@@ -115,7 +116,7 @@ class Tokenizer:
         if token_id in self._added_tokens:
             return token.encode()
         if self._is_byte_level:
-            return b"".join(_BYTES.get(character) or character.encode() for character in token)
+            return b"".join(BYTES.get(character) or character.encode() for character in token)
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes([int(token[3:5], 16)])
         return token.replace(_SPACE_PIECE, " ").encode()
@@ -139,17 +140,6 @@ class Tokenizer:
         return None if token is None else self.backend.token_to_id(token)
 
 
-def _byte_alphabet() -> dict[str, bytes]:
-    """The byte that each character stands for in GPT-2's kind of vocabulary."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    moved = {chr(256 + index): bytes([byte]) for index, byte in enumerate(others)}
-    return {chr(byte): bytes([byte]) for byte in printable} | moved
-
-
-_BYTES = _byte_alphabet()
-
-
 def tokenizer_from_folder(folder: Path, eos_token_ids: Iterable[int] = ()) -> Tokenizer:
     """The tokenizer of a Hugging Face folder.
 
@@ -160,7 +150,7 @@ def tokenizer_from_folder(folder: Path, eos_token_ids: Iterable[int] = ()) -> To
         TokenizerError: there are no tokenizer files that can be read.
     """
     settings = _read_json(folder / "tokenizer_config.json")
-    backend = _load_backend(folder)
+    backend = _load_backend(folder, settings)
     special_tokens = {
         name: _token_text(settings[name]) for name in _NAMED_TOKENS if settings.get(name)
     }
@@ -190,11 +180,18 @@ def wrap_sequences(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str |
     )
 
 
-def _load_backend(folder: Path) -> tokenizers.Tokenizer:
-    path = folder / "tokenizer.json"
+def _load_backend(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    path, kind = folder / "tokenizer.json", settings.get("tokenizer_class")
     try:
         if path.exists():
             backend = tokenizers.Tokenizer.from_file(str(path))
+        elif kind == "ChatGLM4Tokenizer":
+            backend = glm4_backend(folder / "tokenizer.model", settings)
+        elif settings.get("auto_map"):
+            raise TokenizerError(
+                f"{kind} is code of the model's own, which is not run; name a folder with a "
+                "tokenizer.json for the tokenizer, as a copy converted for transformers has"
+            )
         else:
             backend = _convert_backend(folder)
     except Exception as error:  # the libraries raise nothing narrower

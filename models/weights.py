@@ -163,12 +163,18 @@ class Part:
         shape: in the checkpoint.
         view: shape it takes, without moving elements, before the parts are joined.
         first_row: where along the first axis the part begins; it ends when the view is full.
+        is_bytes: bytes (uint8) that are expanded to numbers, rather than numbers.
     """
 
     name: str
     shape: tuple[int, ...]
     view: tuple[int, ...]
     first_row: int = 0
+    is_bytes: bool = False
+
+    def takes(self, dtype: np.dtype) -> bool:
+        """Whether the checkpoint tensor may have this dtype."""
+        return dtype == np.uint8 if self.is_bytes else jnp.issubdtype(dtype, jnp.floating)
 
     def cut(self, tensor: np.ndarray) -> np.ndarray:
         """The rows of the checkpoint tensor that are this part's."""

@@ -20,6 +20,9 @@ _PUBLIC = {
     "RequestOutput": "paged.runtime.outputs",
     "CompletionOutput": "paged.runtime.outputs",
     "Logprob": "paged.runtime.outputs",
+    "PoolingEngine": "paged.runtime.pooling.engine",
+    "EmbeddingRequestOutput": "paged.runtime.pooling.outputs",
+    "ScoringRequestOutput": "paged.runtime.pooling.outputs",
     "ConfigError": "paged.errors",
     "EngineDead": "paged.runtime.errors",
     "InvalidRequest": "paged.runtime.errors",
@@ -37,6 +40,9 @@ if TYPE_CHECKING:  # each "as" itself: a checker then takes it for a name of our
     from paged.runtime.outputs import CompletionOutput as CompletionOutput
     from paged.runtime.outputs import Logprob as Logprob
     from paged.runtime.outputs import RequestOutput as RequestOutput
+    from paged.runtime.pooling.engine import PoolingEngine as PoolingEngine
+    from paged.runtime.pooling.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
+    from paged.runtime.pooling.outputs import ScoringRequestOutput as ScoringRequestOutput
     from paged.runtime.sampling_params import RequestOutputKind as RequestOutputKind
     from paged.runtime.sampling_params import SamplingParams as SamplingParams
 

@@ -25,6 +25,11 @@ class EngineConfig:
         "without one, the embedded SmolLM2-135M-Instruct.",
     )
     tokenizer: str | None = option(None, "Folder or hub id of another tokenizer.")
+    runner: Literal["auto", "generate", "pooling"] = option(
+        "auto",
+        "What the model is for: 'generate' text, or 'pooling' for embeddings and scores; auto is "
+        "pooling for encoders and for folders with a modules.json.",
+    )
     skip_tokenizer_init: bool = option(False, "Token ids in and out only; load no tokenizer.")
     revision: str | None = option(None, "Branch, tag or commit of the hub repository.")
     download_dir: str | None = option(None, "Where hub files are cached; default the hub's own.")
@@ -84,7 +89,7 @@ class EngineConfig:
         "auto", "Attention over pages; auto is mosaic on Hopper, triton on other GPUs, else xla."
     )
     attention_tuning_seconds: float = option(
-        20.0,
+        40.0,
         "Most seconds of a start that go into timing attention kernels, once for each kind of GPU "
         "and heads that nobody has timed yet; 0 for none. What is found is kept in the compilation "
         "cache.",

@@ -137,17 +137,16 @@ def load_engine(config: EngineConfig, *, separate_process: bool = False) -> Engi
         ConfigError: flags that do not go together or do not fit the device.
         ModelNotFoundError, CheckpointError, TokenizerError: see `paged.models`.
     """
-    # Here, so that front, processor and their tests need no JAX.
-    from paged.models.loading import resolve_model
+    from paged.runtime.pooling.setup import runs_pooling
 
-    source = resolve_model(
-        config.model,
-        revision=config.revision,
-        download_dir=config.download_dir,
-        load_format=config.load_format,
-    )
+    source = find_model(config)
+    if runs_pooling(config, source):
+        raise ConfigError(
+            f"{source.name} gives embeddings or scores, not text: serve it with `paged serve`, or "
+            "ask `LLM.embed` or `LLM.score`. --runner generate makes text of a model that can."
+        )
     defaults = _default_params(config, source)
-    tokenizer = None if config.skip_tokenizer_init else _tokenizer(config, source)
+    tokenizer = None if config.skip_tokenizer_init else load_tokenizer(config, source)
     core = RemoteCore(config) if separate_process else _core_here(config, source)
     front = Front(
         tokenizer=tokenizer,
@@ -160,13 +159,27 @@ def load_engine(config: EngineConfig, *, separate_process: bool = False) -> Engi
     return Engine(core, front)
 
 
+def find_model(config: EngineConfig) -> ModelSource:
+    """The model that a configuration names. Raises ModelNotFoundError, or what is wrong with it."""
+    # Here, so that front, processor and their tests need no JAX.
+    from paged.models.loading import resolve_model
+
+    return resolve_model(
+        config.model,
+        revision=config.revision,
+        download_dir=config.download_dir,
+        load_format=config.load_format,
+    )
+
+
 def _core_here(config: EngineConfig, source: ModelSource) -> LoadedCore:
     from paged.runtime.core import EngineCore
 
     return EngineCore(config, source)
 
 
-def _tokenizer(config: EngineConfig, source: ModelSource) -> Tokenizer:
+def load_tokenizer(config: EngineConfig, source: ModelSource) -> Tokenizer:
+    """The tokenizer that a configuration asks for: the model's own unless it names another."""
     from paged.models.loading import resolve_model
     from paged.models.tokenizer import tokenizer_from_folder
 

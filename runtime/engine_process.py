@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable
 
 from paged.runtime.config import EngineConfig
-from paged.runtime.engine import LoadedCore
+from paged.runtime.engine import LoadedCore, find_model
 from paged.runtime.errors import EngineDead
 from paged.runtime.logs import log_to_stderr
 from paged.runtime.wire import (
@@ -107,16 +107,9 @@ def _last_words(error: Exception) -> Failed:
 
 def _load_core(config: EngineConfig) -> LoadedCore:
     # Here, so that the watcher runs before the seconds that importing JAX takes.
-    from paged.models.loading import resolve_model
     from paged.runtime.core import EngineCore
 
-    source = resolve_model(
-        config.model,
-        revision=config.revision,
-        download_dir=config.download_dir,
-        load_format=config.load_format,
-    )
-    core = EngineCore(config, source)
+    core = EngineCore(config, find_model(config))
     gc.freeze()  # what start-up made lives as long as this process
     return core
 

@@ -46,7 +46,7 @@ class Prepared(NamedTuple):
     prompt: str | None
 
 
-class _Parts(NamedTuple):
+class Parts(NamedTuple):
     """A prompt taken apart; token_ids is None for text yet to be tokenised."""
 
     text: str | None
@@ -96,7 +96,7 @@ class Front:
     ) -> list[Prepared]:
         """Many requests, tokenised together. Raises InvalidRequest if any can never run."""
         arrival = time.time()
-        parts = self._tokenised([_take_apart(prompt, cache_salt) for prompt in prompts])
+        parts = self._tokenised([take_apart(prompt, cache_salt) for prompt in prompts])
         prepared = []
         for each in zip(request_ids, parts, params, priorities, strict=True):
             request_id, part, wanted, priority = each
@@ -152,7 +152,7 @@ class Front:
         except TypeError:  # what the library says of text that UTF-8 cannot hold
             raise InvalidRequest("the prompt holds lone surrogates", "prompt") from None
 
-    def _tokenised(self, parts: list[_Parts]) -> list[_Parts]:
+    def _tokenised(self, parts: list[Parts]) -> list[Parts]:
         texts = [part.text for part in parts if part.token_ids is None and part.text is not None]
         if not texts:
             return parts
@@ -234,15 +234,16 @@ class Front:
         self._check_ids(params.logit_bias or (), "logit_bias")
 
 
-def _take_apart(prompt: Prompt, cache_salt: str) -> _Parts:
+def take_apart(prompt: Prompt, cache_salt: str) -> Parts:
+    """A prompt's text or token ids. Raises InvalidRequest if it is neither."""
     if isinstance(prompt, str):
-        return _Parts(prompt, None, cache_salt)
+        return Parts(prompt, None, cache_salt)
     if not isinstance(prompt, Mapping):
-        return _Parts(None, _integers(prompt), cache_salt)
+        return Parts(None, _integers(prompt), cache_salt)
     return _parts_of_mapping(prompt, cache_salt)
 
 
-def _parts_of_mapping(prompt: Mapping[str, Any], cache_salt: str) -> _Parts:
+def _parts_of_mapping(prompt: Mapping[str, Any], cache_salt: str) -> Parts:
     unknown = [key for key in prompt if key not in _PROMPT_KEYS]
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     cache_salt = prompt.get("cache_salt", cache_salt)
@@ -252,7 +253,7 @@ def _parts_of_mapping(prompt: Mapping[str, Any], cache_salt: str) -> _Parts:
             'and may hold "cache_salt"',
             "prompt",
         )
-    return _Parts(text, None if token_ids is None else _integers(token_ids), cache_salt)
+    return Parts(text, None if token_ids is None else _integers(token_ids), cache_salt)
 
 
 def _check_text(value: Any, name: str) -> None:

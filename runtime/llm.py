@@ -6,6 +6,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Self, cast
 
@@ -13,12 +14,15 @@ from tqdm import tqdm
 
 from paged.models.chat_template import Message, Tool
 from paged.models.tokenizer import Tokenizer
-from paged.runtime.engine import engine_config, load_engine
+from paged.runtime.engine import Engine, engine_config, load_engine
 from paged.runtime.errors import InvalidRequest
-from paged.runtime.front import Prepared, Prompt
+from paged.runtime.front import Front, Prepared, Prompt
 from paged.runtime.interrupts import deferred_interrupts
 from paged.runtime.messages import EngineStats
 from paged.runtime.outputs import RequestOutput
+from paged.runtime.pooling.comparison import pair_up
+from paged.runtime.pooling.engine import PoolingEngine, wants_pooling
+from paged.runtime.pooling.outputs import EmbeddingRequestOutput, ScoringRequestOutput
 from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
 
 
@@ -28,6 +32,8 @@ class LLM:
         with LLM("path/to/model", max_model_len=4096) as llm:
             for output in llm.generate(["The sky is", "Grass is"]):
                 print(output.outputs[0].text)
+
+    Models for embeddings and scores answer `embed` and `score` instead.
 
     Calls from several threads take turns. Without `close` or `with`, the interpreter's exit closes
     it.
@@ -43,12 +49,16 @@ class LLM:
 
     def __init__(self, model: str | None = None, **flags: Any) -> None:
         self.config = engine_config(model, flags)
-        self._engine = load_engine(self.config)
-        defaults = _final_only(self._engine.front.default_params)
-        self._front = replace(self._engine.front, default_params=defaults)
         self._ids = itertools.count()
         self._turn = threading.Lock()
-        self._close = weakref.finalize(self, self._engine.close)  # at exit, too
+        self._loaded: Engine | PoolingEngine
+        if wants_pooling(self.config):
+            self._loaded = PoolingEngine.from_config(self.config)
+            close = self._loaded.shutdown
+        else:
+            self._loaded = load_engine(self.config)
+            close = self._loaded.close
+        self._close = weakref.finalize(self, close)  # at exit, too
 
     def generate(
         self,
@@ -113,18 +123,65 @@ class LLM:
         )
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        dimensions: int | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector for each prompt, in their order.
+
+        Args:
+            prompts: see `generate`.
+            use_tqdm: show progress.
+            truncate_prompt_tokens: most tokens that a prompt keeps, special ones included; -1 for
+                as many as the model takes. None refuses longer prompts.
+            dimensions: to which the vectors are cut, if the model was trained for that.
+
+        Raises:
+            InvalidRequest: a prompt that cannot be embedded; none was then.
+            EngineDead: the device failed, now or before.
+        """
+        engine = self._pooling_engine
+        texts = engine.reader.texts(_list_of_prompts(prompts), truncate_prompt_tokens)
+        with tqdm(total=len(texts), desc="Embedding", disable=not use_tqdm) as progress:
+            return _result(engine.embed(texts, dimensions, progress.update)) if texts else []
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How well each document answers its query, or the one query; see `embed` for the rest.
+
+        Cross-encoders read both texts together; of other models it is the cosine of two vectors.
+        """
+        pairs = pair_up(queries, documents)
+        comparison = self._pooling_engine.compare(pairs, truncate_prompt_tokens)
+        total = len(comparison.texts)
+        with tqdm(total=total, desc="Scoring", disable=not use_tqdm) as progress:
+            return _result(self._pooling_engine.score(comparison, progress.update))
+
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises RuntimeError under skip_tokenizer_init."""
-        if self._front.tokenizer is None:
+        loaded = self._loaded
+        front = loaded.reader if isinstance(loaded, PoolingEngine) else loaded.front
+        tokenizer = front.tokenizer
+        if tokenizer is None:
             raise RuntimeError("the engine was started with skip_tokenizer_init")
-        return self._front.tokenizer
+        return tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses without parameters: those of the model's generation_config.json."""
         return self._engine.front.default_params
 
     def get_metrics(self) -> EngineStats:
-        return self._engine.stats()
+        return self._loaded.stats()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached pages."""
@@ -140,6 +197,28 @@ class LLM:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    @property
+    def _engine(self) -> Engine:
+        if isinstance(self._loaded, PoolingEngine):
+            raise InvalidRequest(
+                "this model gives embeddings or scores, not text: use embed or score"
+            )
+        return self._loaded
+
+    @property
+    def _pooling_engine(self) -> PoolingEngine:
+        if isinstance(self._loaded, Engine):
+            raise InvalidRequest(
+                'this model makes text: load it with runner="pooling" for embeddings'
+            )
+        return self._loaded
+
+    @property
+    def _front(self) -> Front:
+        """The engine's, asking for final outputs only."""
+        front = self._engine.front
+        return replace(front, default_params=_final_only(front.default_params))
 
     def _run(self, prepared: list[Prepared], use_tqdm: bool) -> list[RequestOutput]:
         engine = self._engine
@@ -158,6 +237,14 @@ class LLM:
                 engine.abort(engine.request_ids)
                 raise
         return [done[each.request.request_id] for each in prepared]
+
+
+def _result[T](future: Future[T]) -> T:
+    """The result, or what ended the wait for it: the request ends too then."""
+    try:
+        return future.result()
+    finally:
+        future.cancel()
 
 
 def _final_only(params: SamplingParams) -> SamplingParams:

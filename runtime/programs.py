@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from concurrent.futures import as_completed
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.stages import Compiled, Lowered
+from jax.stages import Compiled
 
 from paged.cache import PagedKVCache, copy_pages
 from paged.models.loading.progress import progress
 from paged.runtime.buckets import Bucket
-from paged.runtime.program_store import (
-    keeps_programs,
-    kept_once,
-    load_or_compile,
-    named_apart,
-)
+from paged.runtime.compiler import Job, Key, Submit, compiler
+from paged.runtime.program_store import keeps_programs
 from paged.runtime.sampler import SamplingMode, load_history, load_rules
 from paged.runtime.steps import (
     COPY_ROOM,
@@ -38,12 +30,7 @@ from paged.runtime.steps import (
     update_tables,
 )
 
-logger = logging.getLogger(__name__)
-
 _FEW_TOKENS = 16
-
-Key = tuple[Any, ...]
-"""Names a program: its kind, then what it is specialised for."""
 
 
 class Programs:
@@ -110,61 +97,9 @@ def _report(program: Compiled) -> Any:
     return report
 
 
-Job = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
-"""A function, its abstract arguments, and which of them are donated."""
-
-
-@contextmanager
-def _compiler(shapes: StepShapes) -> Iterator[Callable[[Key, Job], Future[Compiled]]]:
-    """Compiles what it is handed, many at a time; waits for all of it at the end.
-
-    Tracing and lowering are Python, and for all programs together take as long as the rest does on
-    many cores. So one thread alone does both, and those that compile stand back for it.
-    """
-    cores = max(2, os.cpu_count() or 2)
-    with (
-        kept_once(),
-        ThreadPoolExecutor(1) as lowering,
-        ThreadPoolExecutor(cores, initializer=_stand_back) as compiling,
-    ):
-
-        def submit(key: Key, job: Job) -> Future[Compiled]:
-            return compiling.submit(_compile, shapes, key, job, lowering)
-
-        yield submit
-
-
-def _stand_back() -> None:
-    """Give this thread, and those that XLA starts from it, less of the processor than others."""
-    with suppress(OSError):  # only Linux knows threads by such numbers
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-
-
-def _compile(shapes: StepShapes, key: Key, job: Job, lowering: ThreadPoolExecutor) -> Compiled:
-    function, args, donated = job
-    fixed = (
-        shapes.model,
-        shapes.buckets,
-        shapes.max_model_len,
-        shapes.backend,
-        shapes.tilings,
-    )
-
-    def lower() -> tuple[Lowered, float]:
-        started = time.perf_counter()
-        named = named_apart(function, key[0])
-        lowered = jax.jit(named, donate_argnums=donated).lower(*args)
-        return lowered, time.perf_counter() - started
-
-    def make() -> Compiled:
-        lowered, seconds = lowering.submit(lower).result()
-        started = time.perf_counter()
-        program = lowered.compile()
-        compiling = time.perf_counter() - started
-        logger.debug("%s: lowered in %.1f s, compiled in %.1f s", key, seconds, compiling)
-        return program
-
-    return load_or_compile((key, fixed, args, donated), make)
+def _compiler(shapes: StepShapes) -> AbstractContextManager[Submit]:
+    fixed = (shapes.model, shapes.buckets, shapes.max_model_len, shapes.backend, shapes.tilings)
+    return compiler(fixed)
 
 
 def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:

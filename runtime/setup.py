@@ -70,11 +70,11 @@ def prepare(
     logger.info("%s", memory.report())
     if slower := slower_paths(shapes, dtype, device):
         logger.warning("Not the fastest way of %s: %s", device.device_kind, "; ".join(slower))
-    with _timed(f"Loaded {source.name}"):
+    with timed(f"Loaded {source.name}"):
         params = source.load(dtype, seed=config.seed, progress=progress)
         params = for_device(params, device)
         jax.block_until_ready(params)
-    with _timed("Compiled the steps"):
+    with timed("Compiled the steps"):
         runner = StepRunner(shapes, params, progress=progress)
     return runner, _scheduling(config, shapes), memory
 
@@ -92,7 +92,8 @@ def _scheduling(config: EngineConfig, shapes: StepShapes) -> SchedulerConfig:
 
 
 @contextmanager
-def _timed(what: str) -> Iterator[None]:
+def timed(what: str) -> Iterator[None]:
+    """Log how long it took."""
     started = time.perf_counter()
     yield
     logger.info("%s in %.1f s", what, time.perf_counter() - started)

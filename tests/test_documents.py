@@ -11,7 +11,7 @@ import paged
 from paged.http.cli import parse
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "docs/models.md")
 README = (ROOT / "README.md").read_text()
 
 

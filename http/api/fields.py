@@ -65,6 +65,24 @@ CHAT_NEUTRAL: Neutral = _GENERATION | {
     "web_search_options": (),
 }
 COMPLETION_NEUTRAL: Neutral = _GENERATION | {"prompt_embeds": (), "suffix": ("",)}
+POOLING_NEUTRAL: Neutral = {
+    "activation": (True,),
+    "cache_salt": (),
+    "chat_template": (),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "instruction": (),
+    "max_chunks_per_doc": (),
+    "max_tokens_per_doc": (),
+    "messages": (),
+    "mm_processor_kwargs": ({},),
+    "normalize": (True,),
+    "priority": (0,),
+    "rank_fields": ([],),
+    "softmax": (True,),
+    "truncation_side": ("right",),
+    "use_activation": (True,),
+}
 
 # About the account, or nothing without tools: no answer could show whether they were honoured.
 _ACCEPTED = {

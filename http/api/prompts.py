@@ -25,7 +25,7 @@ def split(prompt: str | list[str | int | list[int]], n: int) -> list[Prompt]:
     Raises:
         InvalidRequest: none at all, a mixture, or too many.
     """
-    prompts = _split(prompt)
+    prompts = listed(prompt, "prompt")
     if len(prompts) * n > MAX_SEQUENCES:
         raise InvalidRequest(
             f"A request may ask for {MAX_SEQUENCES} sequences (prompts times n), "
@@ -35,18 +35,26 @@ def split(prompt: str | list[str | int | list[int]], n: int) -> list[Prompt]:
     return prompts
 
 
-def _split(prompt: str | list[str | int | list[int]]) -> list[Prompt]:
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise InvalidRequest("prompt must not be empty", "prompt")
-    token_ids = [item for item in prompt if isinstance(item, int)]
-    if len(token_ids) == len(prompt):
+def listed(prompts: str | list[str | int | list[int]], name: str) -> list[Prompt]:
+    """Text, token ids, or a list of either, as a list of texts and lists of token ids.
+
+    Args:
+        name: of the request's field.
+
+    Raises:
+        InvalidRequest: none at all, or a mixture.
+    """
+    if isinstance(prompts, str):
+        return [prompts]
+    if not prompts:
+        raise InvalidRequest(f"{name} must not be empty", name)
+    token_ids = [item for item in prompts if isinstance(item, int)]
+    if len(token_ids) == len(prompts):
         return [token_ids]
     if token_ids:
-        message = "prompt must be a list of texts, of token ids, or of lists of token ids"
-        raise InvalidRequest(message, "prompt")
-    return [item for item in prompt if not isinstance(item, int)]
+        message = f"{name} must be a list of texts, of token ids, or of lists of token ids"
+        raise InvalidRequest(message, name)
+    return [item for item in prompts if not isinstance(item, int)]
 
 
 async def tokenised(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 from dataclasses import dataclass, field
@@ -10,36 +11,33 @@ from starlette.requests import Request
 
 from paged.http.api.errors import ApiError
 from paged.http.api.protocol import now
-from paged.http.engine import Engine
+from paged.http.engine import AnyEngine, Engine
 from paged.http.metrics import Metrics
+from paged.runtime.pooling.engine import PoolingEngine
 
 _MAX_CLIENT_ID = 64
 _NOT_IN_ID = re.compile(r"[^A-Za-z0-9._-]")
 
 
 @dataclass(frozen=True)
-class Service:
-    """One served model.
+class Served[E: AnyEngine]:
+    """One served model, whatever it is for.
 
     Attributes:
         engine: does the work.
         model_names: names that requests may use; replies carry the first.
         metrics: counted by the routes, read by /metrics.
         max_body_size: bytes of a request body.
-        chat_template: in place of the tokenizer's own; None for that.
         log_requests: whether each request is logged.
         created: seconds, for /v1/models.
-        running: engine ids of the requests in flight.
     """
 
-    engine: Engine
+    engine: E
     model_names: tuple[str, ...]
     metrics: Metrics
     max_body_size: int
-    chat_template: str | None = None
     log_requests: bool = False
     created: int = field(default_factory=now)
-    running: set[str] = field(default_factory=set)
 
     @property
     def model_name(self) -> str:
@@ -52,9 +50,62 @@ class Service:
             raise ApiError(404, message, "NotFoundError", "model")
 
 
+@dataclass(frozen=True)
+class Service(Served[Engine]):
+    """A served model that generates text.
+
+    Attributes:
+        chat_template: in place of the tokenizer's own; None for that.
+        running: engine ids of the requests in flight.
+    """
+
+    chat_template: str | None = None
+    running: set[str] = field(default_factory=set)
+
+    @property
+    def num_running(self) -> int:
+        """Requests in flight."""
+        return len(self.running)
+
+    async def abort_running(self) -> None:
+        """End them: each gives a last output."""
+        for request_id in list(self.running):
+            await self.engine.abort(request_id)
+
+
+@dataclass(frozen=True)
+class PoolingService(Served[PoolingEngine]):
+    """A served model that gives embeddings or scores."""
+
+    @property
+    def num_running(self) -> int:
+        """Texts in flight."""
+        stats = self.engine.stats()
+        return stats.num_running + stats.num_waiting
+
+    async def abort_running(self) -> None:
+        """End them: their requests are told that the engine has stopped."""
+        await asyncio.to_thread(self.engine.shutdown)
+
+
+AnyService = Service | PoolingService
+
+
+def served_by(request: Request) -> AnyService:
+    """The service behind a route that every model has."""
+    service: AnyService = request.app.state.service
+    return service
+
+
 def service_of(request: Request) -> Service:
-    """The service behind a route."""
+    """The service behind a route that generates text."""
     service: Service = request.app.state.service
+    return service
+
+
+def pooling_service_of(request: Request) -> PoolingService:
+    """The service behind a route for embeddings or scores."""
+    service: PoolingService = request.app.state.service
     return service
 
 

@@ -1,6 +1,6 @@
 """From the tensors of a checkpoint to the parameters of a model.
 
-Everything that can be wrong with a checkpoint is found from its headers before memory is taken.
+All that headers can tell of a checkpoint that is wrong is found before memory is taken.
 Tensors then go to the device one parameter at a time and are joined, transposed and cast there, so
 that the host holds no more than the parameter in flight.
 """
@@ -23,7 +23,7 @@ from paged.models.loading.progress import progress
 from paged.models.weights import ParamSpec, param_bytes
 
 # Buffers that old exporters wrote beside the weights and nothing reads.
-_HARMLESS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|masked_bias|attn\.bias)$")
+_HARMLESS = re.compile(r"(^|\.)(rotary_(pos_)?emb\.inv_freq|masked_bias|attn\.bias)$")
 _LISTED = 5
 
 
@@ -36,10 +36,11 @@ class ModelNotFoundError(FileNotFoundError):
 
 
 class TensorInfo(NamedTuple):
-    """Shape of a tensor as `ParamSpec` counts it, and the file it is in."""
+    """Shape of a tensor as `ParamSpec` counts it, the file it is in, and what `read` gives."""
 
     shape: tuple[int, ...]
     file: str
+    dtype: np.dtype = np.dtype(np.float32)
 
 
 class Checkpoint(Protocol):
@@ -85,7 +86,7 @@ def load_params(
         sharding: None for the default device, or a pytree of shardings like `specs`.
 
     Raises:
-        CheckpointError: tensors are missing, unexpected or of the wrong shape.
+        CheckpointError: tensors are missing, unexpected, of the wrong shape or dtype, or have NaN.
     """
     check_tensors(specs, checkpoint)
     trees = (specs,) if sharding is None else (specs, sharding)
@@ -94,6 +95,7 @@ def load_params(
         def load(spec: ParamSpec, target: Any = None) -> jax.Array:
             tensors = [part.cut(checkpoint.read(part.name)) for part in spec.parts]
             param = _assemble(spec, tensors, dtype, target)
+            check_values(param, spec, checkpoint)
             advance(param.nbytes)
             return param
 
@@ -120,8 +122,9 @@ def _assembler(
 
 
 def check_tensors(specs: Any, checkpoint: Checkpoint) -> None:
-    """Compare the tensors a model needs with those a checkpoint has, by name and shape."""
-    expected = {part.name: part.shape for spec in jax.tree.leaves(specs) for part in spec.parts}
+    """Compare the tensors a model needs with those a checkpoint has: names, shapes and dtypes."""
+    parts = {part.name: part for spec in jax.tree.leaves(specs) for part in spec.parts}
+    expected = {name: part.shape for name, part in parts.items()}
     found = checkpoint.tensors
     missing = [name for name in expected if name not in found]
     if missing:
@@ -138,6 +141,12 @@ def check_tensors(specs: Any, checkpoint: Checkpoint) -> None:
                 f"tensor {name!r} in {found[name].file} has shape {list(found[name].shape)}, "
                 f"expected {list(shape)} from config.json"
             )
+        if not parts[name].takes(found[name].dtype):
+            raise CheckpointError(
+                f"tensor {name!r} in {found[name].file} has dtype {found[name].dtype}, expected "
+                f"{'uint8' if parts[name].is_bytes else 'a floating-point one'}; "
+                "is it quantized in a way that config.json does not tell of?"
+            )
 
 
 def _is_harmless(name: str) -> bool:
@@ -149,3 +158,33 @@ def _listing(names: list[str]) -> str:
     shown = ", ".join(repr(name) for name in names[:_LISTED])
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return f"{'tensors' if len(names) > 1 else 'tensor'} {shown}{more}"
+
+
+@jax.jit
+def _all_finite(param: jax.Array) -> jax.Array:
+    return jnp.isfinite(param).all()
+
+
+def check_values(param: jax.Array, spec: ParamSpec, checkpoint: Checkpoint) -> None:
+    """Refuse a loaded parameter with NaN or infinity in it: it would make NaN of every answer.
+
+    Raises:
+        CheckpointError: it has; the tensor that they came from is named.
+    """
+    if _all_finite(param):
+        return
+    most = float(jnp.finfo(param.dtype).max)
+    for part in spec.parts:
+        tensor = part.cut(checkpoint.read(part.name))
+        where = f"tensor {part.name!r} in {checkpoint.tensors[part.name].file}"
+        wrong = tensor.size - np.count_nonzero(np.isfinite(tensor))
+        if wrong:
+            raise CheckpointError(
+                f"{where} has {wrong} values of {tensor.size} that are NaN or infinite; "
+                "fetch it again, or ask whoever made it"
+            )
+        if part.is_bytes or np.abs(tensor.astype(np.float32)).max() > most:
+            raise CheckpointError(
+                f"{where} has values beyond {most:.3g}, where {param.dtype} ends; "
+                "choose dtype bfloat16"
+            )

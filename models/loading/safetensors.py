@@ -133,7 +133,7 @@ class SafetensorsCheckpoint:
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
         return {
-            name: TensorInfo(file.entries[name].shape, str(file.path))
+            name: TensorInfo(file.entries[name].shape, str(file.path), file.entries[name].dtype)
             for name, file in self._files.items()
         }
 

@@ -18,7 +18,8 @@ from paged.models.gguf_tokenizer import tokenizer_from_gguf
 from paged.models.json_files import NotAnObject, read_object
 from paged.models.loading.checkpoint import Checkpoint, ModelNotFoundError, load_params
 from paged.models.loading.dummy import random_params
-from paged.models.loading.gguf import GgufCheckpoint, GgufFile, gguf_config
+from paged.models.loading.gguf import GgufFile
+from paged.models.loading.gguf_checkpoint import GgufCheckpoint, gguf_config
 from paged.models.loading.hub import download
 from paged.models.loading.safetensors import SafetensorsCheckpoint
 from paged.models.registry import get_family, model_config
@@ -40,6 +41,7 @@ class ModelSource:
         generation_config: generation_config.json as it is, or {}.
         open_checkpoint: opens the weights and checks the files; None means random weights.
         open_tokenizer: builds the tokenizer.
+        folder: with its other files; None where there is one file alone.
     """
 
     name: str
@@ -47,6 +49,7 @@ class ModelSource:
     generation_config: Mapping[str, Any]
     open_checkpoint: Callable[[], Checkpoint] | None
     open_tokenizer: Callable[[], Tokenizer]
+    folder: Path | None = None
 
     def load(
         self, dtype: jnp.dtype, *, seed: int = 0, progress: bool = True, sharding: Any = None
@@ -183,6 +186,7 @@ def _from_folder(
         generation_config=generation,
         open_checkpoint=opened,
         open_tokenizer=partial(tokenizer_from_folder, folder, eos),
+        folder=folder,
     )
 
 

@@ -65,3 +65,12 @@ def test_probes_need_no_key(guarded: TestClient, path: str) -> None:
 def test_without_keys_any_admits(client: TestClient) -> None:
     headers = {"Authorization": "Bearer whatever"}
     assert client.get("/v1/models", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/embeddings", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"]
+)
+def test_a_model_that_generates_text_says_how_to_get_vectors(client: TestClient, path: str) -> None:
+    reply = client.post(path, json={"input": "a"})
+    assert reply.status_code == 400
+    assert "--runner pooling" in reply.json()["error"]["message"]

@@ -26,6 +26,14 @@ def load_golden(name: str) -> dict[str, Any]:
     return json.loads((GOLDENS / f"{name}.json").read_text(encoding="utf-8"))
 
 
+def one_golden_a_family() -> list[str]:
+    """The first golden of each architecture, by name."""
+    first: dict[str, str] = {}
+    for path in sorted(GOLDENS.glob("*.json")):
+        first.setdefault(load_golden(path.stem)["config"]["architectures"][0], path.stem)
+    return sorted(first.values())
+
+
 def tiny_tensors(golden: dict[str, Any]) -> dict[str, np.ndarray]:
     """The checkpoint of a golden: every tensor by name."""
     return {name: tiny_weight(name, tuple(shape)) for name, shape in golden["tensors"].items()}

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from paged.models.loading.checkpoint import CheckpointError, TensorInfo, check_tensors, load_params
-from paged.models.registry import get_family, model_config
+from paged.models.registry import FAMILIES, get_family, model_config
 from paged.models.weights import param_bytes
-from tests.models.harness import load_golden, tiny_tensors
+from tests.models.harness import load_golden, one_golden_a_family, tiny_tensors
 from tests.models.test_goldens import NAMES
 
 F32 = jnp.dtype(jnp.float32)
@@ -30,7 +30,7 @@ class Memory:
 
     @property
     def tensors(self) -> dict[str, TensorInfo]:
-        return {name: TensorInfo(a.shape, "memory") for name, a in self.arrays.items()}
+        return {name: TensorInfo(a.shape, "memory", a.dtype) for name, a in self.arrays.items()}
 
     def read(self, name: str) -> np.ndarray:
         self.reads += 1
@@ -51,6 +51,13 @@ def checkpoint_of(name: str) -> tuple[Any, Memory]:
     golden = load_golden(name)
     config = model_config(golden["config"])
     return get_family(config.architecture).specs(config), Memory(tiny_tensors(golden))
+
+
+def test_every_family_has_a_golden():
+    """But for other names of a family."""
+    goldens = {load_golden(name)["config"]["architectures"][0] for name in NAMES}
+    missing = set(FAMILIES) - goldens
+    assert all(any(FAMILIES[each] is FAMILIES[one] for one in goldens) for each in missing)
 
 
 def refuse(specs: Any, checkpoint: Memory, *words: str) -> None:
@@ -114,3 +121,33 @@ def test_every_tensor_of_every_family_is_checked(name: str) -> None:
         longer = TensorInfo((info.shape[0] + 1, *info.shape[1:]), "f")
         with pytest.raises(CheckpointError, match=f"{re.escape(tensor)}.*has shape"):
             check_tensors(specs, Shapes(others | {tensor: longer}))
+        quantized = TensorInfo(info.shape, "f", np.dtype(np.int8))
+        with pytest.raises(CheckpointError, match=f"{re.escape(tensor)}.*has dtype int8"):
+            check_tensors(specs, Shapes(others | {tensor: quantized}))
+    extra = {"layers.0.extra.weight": TensorInfo((1,), "f")}
+    with pytest.raises(CheckpointError, match=r"has tensor 'layers\.0\.extra\.weight'"):
+        check_tensors(specs, Shapes(checkpoint.tensors | extra))
+
+
+@pytest.mark.parametrize("name", one_golden_a_family())
+def test_a_tensor_that_is_not_of_numbers_is_named(name: str) -> None:
+    """One NaN or infinity in any tensor, whatever family it is of, and whatever else is joined."""
+    specs, checkpoint = checkpoint_of(name)
+    owners = {part.name: spec for spec in jax.tree.leaves(specs) for part in spec.parts}
+    for index, (tensor, values) in enumerate(checkpoint.arrays.items()):
+        place, value = values.size * index // len(owners), (np.nan, np.inf, -np.inf)[index % 3]
+        exact = values.flat[place]
+        values.flat[place] = value
+        alone = Memory({part.name: checkpoint.arrays[part.name] for part in owners[tensor].parts})
+        with pytest.raises(CheckpointError) as error:
+            load_params(owners[tensor], alone, F32, show_progress=False)
+        assert f"tensor '{tensor}' in memory has 1 values of" in str(error.value)
+        values.flat[place] = exact
+
+
+def test_values_that_a_dtype_does_not_hold_are_named():
+    specs, checkpoint = checkpoint_of("llama")
+    checkpoint.arrays["model.norm.weight"][3] = 1e5
+    load_params(specs, checkpoint, jnp.dtype(jnp.bfloat16), show_progress=False)
+    with pytest.raises(CheckpointError, match=r"'model\.norm\.weight'.*6.55e\+04.*bfloat16"):
+        load_params(specs, checkpoint, jnp.dtype(jnp.float16), show_progress=False)

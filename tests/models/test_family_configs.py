@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from paged.errors import ConfigError
-from paged.models.registry import FAMILIES
+from paged.models.registry import ENCODERS, FAMILIES, get_family, is_headless
 from tests.models.test_model_config import NO_FLAG, NO_NUMBER, parse
 
 LINEAR = {"rope_type": "linear", "factor": 8.0}
 
 
 def parse_as(family: str, **changes: Any) -> Any:
-    return parse(architectures=[f"{family}ForCausalLM"], **changes)
+    suffix = "ForConditionalGeneration" if family == "ChatGLM" else "ForCausalLM"
+    return parse(architectures=[f"{family}{suffix}"], **changes)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,15 @@ def test_glm_rotates_half_of_a_head():
     assert config.eos_token_ids == (151329, 151336, 151338)
 
 
+def test_chatglm_has_other_names_for_the_same():
+    config = parse_as("ChatGLM", rope_ratio=500, num_layers=4, multi_query_group_num=2)
+    assert (config.num_layers, config.num_heads, config.num_kv_heads) == (4, 4, 2)
+    assert (config.head_dim, config.rotary_dim) == (128, 64)
+    assert config.rope_theta == 5e6
+    model = parse(architectures=["ChatGLMModel"])
+    assert (model.max_position_embeddings, model.attention_bias) == (2048, False)
+
+
 @pytest.mark.parametrize(
     ("interval", "rotated"), [(2, (True, False, True)), (4, (True, True, True))]
 )
@@ -109,6 +119,12 @@ def test_smollm3_counts_the_layers_that_do_not_rotate(interval, rotated):
         ("Llama", {"rope_parameters": {"full_attention": LINEAR}}, ["full_attention"]),
         ("Olmo2", {"clip_qkv": 8.0}, ["clip_qkv", "8.0"]),
         ("Cohere2", {"use_qk_norm": True}, ["use_qk_norm", "True"]),
+        ("ChatGLM", {"add_bias_linear": True}, ["add_bias_linear", "True"]),
+        ("ChatGLM", {"multi_query_attention": False}, ["multi_query_attention", "False"]),
+        ("ChatGLM", {"quantization_bit": 4}, ["quantization_bit", "4"]),
+        ("Phi", {"hidden_act": "relu"}, ["hidden_act", "'relu'", "'gelu_new'"]),
+        ("Phi", {"qk_layernorm": True}, ["qk_layernorm", "True"]),
+        ("Phi", {"tie_word_embeddings": True}, ["tie_word_embeddings", "True"]),
         ("SmolLM3", {"no_rope_layers": [1, 1]}, ["no_rope_layers", "3 layers", "[1, 1]"]),
         ("SmolLM3", {"no_rope_layers": [1, 2, 0]}, ["no_rope_layers", "[1, 2, 0]"]),
         ("SmolLM3", {"no_rope_layers": 4}, ["no_rope_layers", "4"]),
@@ -132,6 +148,8 @@ NUMBERS = [
     *(("Granite", key) for key in ("residual_multiplier", "logits_scaling")),
     *(("Cohere", key) for key in ("logit_scale", "layer_norm_eps")),
     *(("Starcoder2", "norm_epsilon"), ("Phi3", "partial_rotary_factor")),
+    ("ChatGLM", "rope_ratio"),
+    ("Phi", "layer_norm_eps"),
 ]
 FLAGS = [("Cohere", "use_qk_norm"), ("Starcoder2", "use_bias")]
 
@@ -153,3 +171,24 @@ def test_a_configuration_is_hashable(architecture):
     """It decides what a layer is compiled for."""
     config = parse(architectures=[architecture], num_key_value_heads=2)
     assert len({config, parse(architectures=[architecture], num_key_value_heads=2)}) == 1
+
+
+@pytest.mark.parametrize("architecture", ENCODERS)
+def test_encoders_have_settings_of_their_own(architecture):
+    config = parse(architectures=[architecture], head_dim=None)
+    assert len({config, parse(architectures=[architecture])}) == 1
+    roberta = "Roberta" in architecture
+    assert (config.context_length, config.extras.first_position) == (
+        (254, 2) if roberta else (256, 0)
+    )
+    assert (config.hidden_act, config.extras.num_types) == ("gelu", 2)
+    with pytest.raises(ConfigError, match=f"{architecture} is an encoder"):
+        get_family(architecture)
+
+
+def test_a_decoder_may_be_stored_without_its_head():
+    config = parse(architectures=["Qwen3Model"], num_key_value_heads=2)
+    assert get_family(config.architecture) is FAMILIES["Qwen3ForCausalLM"]
+    assert is_headless("Qwen3Model")
+    assert not is_headless("Qwen3ForCausalLM")
+    assert not is_headless("T5Model")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import struct
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import gguf
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,126 +16,129 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paged.errors import ConfigError
-from paged.models.loading import CheckpointError, resolve_model
-from paged.models.loading.gguf import GgufCheckpoint, GgufFile, gguf_config
+from paged.models.config import ModelConfig
+from paged.models.loading import CheckpointError, ModelSource, resolve_model
+from paged.models.loading.gguf import GgufFile
+from paged.models.loading.gguf_checkpoint import GgufCheckpoint, gguf_config
 from paged.models.registry import model_config
-from paged.models.rope import rope_frequencies
-from tests.models.harness import Runner, load_golden, tiny_tensors
+from paged.models.rope import attention_factor, rope_frequencies
+from tests.models.gguf_writer import write_gguf
+from tests.models.harness import Runner, load_golden, tiny_tensors, write_checkpoint
 
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+MODELS = [
+    *("llama", "llama_bias", "llama_tied", "mixtral", "mixtral_window_tied"),
+    *("gemma", "gemma2", "gemma3"),
+    *("phi3", "phi3_longrope_short_tied", "phi3_longrope_long"),
+    *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+]
+# Python can write these, and read the others too.
+WRITABLE = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
+K_QUANTS = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 
 
-def gguf_name(name: str) -> str:
-    stem, kind = name.rsplit(".", 1)
-    if stem in NAMES:
-        return f"{NAMES[stem]}.{kind}"
-    _, _, layer, part = stem.split(".", 3)
-    return f"blk.{layer}.{NAMES[part]}.{kind}"
+def kind_of(name: str) -> gguf.GGMLQuantizationType:
+    """How tensors are stored, by name."""
+    return gguf.GGMLQuantizationType[name]
 
 
-def interleave(tensor: np.ndarray, heads: int) -> np.ndarray:
-    """The row order that converters give q and k of Llama models."""
-    rows = tensor.reshape(heads, 2, -1, *tensor.shape[1:])
-    return rows.swapaxes(1, 2).reshape(tensor.shape)
-
-
-def write_gguf(
-    path: Path,
-    golden: dict[str, Any],
-    *,
-    architecture: str = "llama",
-    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
-    extra: dict[str, np.ndarray] | None = None,
-    rope: tuple[str, float] | None = None,
-) -> Path:
-    """Write the model of a golden as a converter would, with matrices stored as `kind`."""
-    config = golden["config"]
-    writer = gguf.GGUFWriter(str(path), architecture)
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    if "head_dim" in config:
-        writer.add_key_length(config["head_dim"])
-    if rope is not None:
-        writer.add_rope_scaling_type(gguf.RopeScalingType(rope[0]))
-        writer.add_rope_scaling_factor(rope[1])
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    for name, tensor in tiny_tensors(golden).items():
-        projection = name.split(".")[-2]
-        if architecture == "llama" and projection in heads:
-            tensor = interleave(tensor, heads[projection])
-        stored = kind if tensor.ndim == 2 else gguf.GGMLQuantizationType.F32
-        data = gguf.quants.quantize(tensor, stored)
-        writer.add_tensor(gguf_name(name), data, raw_dtype=stored)
-    for name, tensor in (extra or {}).items():
-        writer.add_tensor(name, tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-@pytest.mark.parametrize(
-    ("name", "architecture"),
-    [
-        ("llama", "llama"),
-        ("llama_bias", "llama"),
-        ("llama_tied", "llama"),
-        ("qwen2", "qwen2"),
-        ("qwen3", "qwen3"),
-    ],
-)
-def test_reads_back_what_was_converted(tmp_path, name, architecture):
+def golden_for_gguf(name: str) -> dict[str, Any]:
+    """A golden, but for what GGUF files do not say: they leave it to who knows the model."""
     golden = load_golden(name)
-    file = GgufFile(write_gguf(tmp_path / "m.gguf", golden, architecture=architecture))
-    checkpoint = GgufCheckpoint(file)
+    config = golden["config"]
+    if "query_pre_attn_scalar" in config:
+        config["query_pre_attn_scalar"] = config["head_dim"]
+    if config["model_type"] == "mixtral":
+        config["sliding_window"] = None
+    return golden
+
+
+def logprobs_of(source: ModelSource, golden: dict[str, Any]) -> np.ndarray:
+    """Log-probabilities [T, V] of a part of its prompt that is longer than its windows."""
+    runner = Runner(source.config, source.load(jnp.float32, progress=False))
+    return runner.step({0: golden["prompt"][:40]})
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_reads_back_what_was_converted(tmp_path, name):
+    golden = golden_for_gguf(name)
+    checkpoint = GgufCheckpoint(GgufFile(write_gguf(tmp_path / "m.gguf", golden)))
     expected = tiny_tensors(golden)
     assert set(checkpoint.tensors) == set(expected)
     for tensor, values in expected.items():
         assert checkpoint.tensors[tensor].shape == values.shape
-        np.testing.assert_array_equal(checkpoint.read(tensor), values)
+        np.testing.assert_allclose(checkpoint.read(tensor), values, atol=3e-7, rtol=0)
 
 
-def test_runs_like_the_original(tmp_path):
-    golden = load_golden("llama_tied")
-    source = resolve_model(write_gguf(tmp_path / "m.gguf", golden))
-    assert source.config.tie_word_embeddings
-    runner = Runner(source.config, source.load(jnp.float32, progress=False))
-    prompt = golden["prompt"][:40]
-    table = runner.step({0: prompt})
-    chosen = table[np.arange(39), prompt[1:]]
-    np.testing.assert_allclose(chosen, golden["prompt_logprobs"][:39], atol=1e-4, rtol=0)
+def rounded(config: ModelConfig) -> list[Any]:
+    """All of its values but those that files do not hold, or that are tested by themselves."""
+    unsaid: dict[str, Any] = {"dtype": "", "bos_token_id": None, "eos_token_ids": ()}
+    unsaid |= {"rope_scaling": None}
+    leaves = jax.tree.leaves(asdict(replace(config, attention_bias=False, **unsaid)))
+    return [f"{leaf:.6g}" if isinstance(leaf, float) else leaf for leaf in leaves]
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q5_1", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("name", MODELS)
+def test_means_the_same_configuration(tmp_path, name):
+    """But for what the numbers lose that files keep in float32."""
+    golden = golden_for_gguf(name)
+    found = resolve_model(write_gguf(tmp_path / "m.gguf", golden)).config
+    assert rounded(found) == rounded(model_config(golden["config"]))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("llama_tied", "mixtral", "gemma", "gemma2", "gemma3", "phi3"),
+        *("phi3_longrope_long", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+    ],
+)
+def test_runs_like_the_original(tmp_path, name):
+    golden = golden_for_gguf(name)
+    original = resolve_model(write_checkpoint(tmp_path / "original", golden))
+    converted = resolve_model(write_gguf(tmp_path / "m.gguf", golden))
+    np.testing.assert_allclose(
+        logprobs_of(converted, golden), logprobs_of(original, golden), atol=1e-4, rtol=0
+    )
+
+
+@pytest.mark.parametrize("kind", WRITABLE)
 def test_expands_quantised_tensors(tmp_path, kind):
     golden = load_golden("llama")
-    number = gguf.GGMLQuantizationType[kind]
-    checkpoint = GgufCheckpoint(GgufFile(write_gguf(tmp_path / "m.gguf", golden, kind=number)))
+    path = write_gguf(tmp_path / "m.gguf", golden, kind=kind_of(kind))
     name = "model.layers.0.self_attn.q_proj.weight"
-    exact, read = tiny_tensors(golden)[name], checkpoint.read(name)
+    exact, read = tiny_tensors(golden)[name], GgufCheckpoint(GgufFile(path)).read(name)
     assert read.dtype == np.float32
     assert np.abs(read - exact).max() < 0.1 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("kind", ["F32", *WRITABLE, *K_QUANTS])
+def test_expands_what_is_stored_as_the_reference_does(tmp_path, kind):
+    """Random bytes, of three stacked matrices of 5 rows; float16 scales among them stay finite."""
+    elements, size = gguf.GGML_QUANT_SIZES[kind_of(kind)]
+    shape = (3, 5, 2 * max(elements, 128) // elements * size)
+    stored = np.random.RandomState(0).randint(0, 256, shape).astype(np.uint8) & 0xBB
+    writer = gguf.GGUFWriter(str(tmp_path / "x.gguf"), "llama")
+    writer.add_tensor("odd", np.ones(3, np.float32))
+    writer.add_tensor("it", stored, raw_dtype=kind_of(kind))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file):
+        write()
+    writer.write_tensors_to_file()
+    writer.close()
+    file, expected = (
+        GgufFile(tmp_path / "x.gguf"),
+        gguf.dequantize(stored, kind_of(kind)),
+    )
+    assert np.isfinite(expected).all()
+    np.testing.assert_array_equal(file.read("it"), expected)
+    np.testing.assert_array_equal(file.read("it", 2), expected[2])
+
+
+def test_types_that_nothing_expands_are_named(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", load_golden("llama"))
+    file = GgufFile(path)
+    file.tensors["output.weight"] = replace(file.tensors["output.weight"], kind=kind_of("I8"))
+    with pytest.raises(CheckpointError, match=r"'output\.weight'.*has type I8"):
+        file.read("output.weight")
 
 
 def test_llama3_frequencies_come_as_divisors(tmp_path):
@@ -154,7 +158,20 @@ def test_rope_scaling_is_read(tmp_path):
     assert (scaling.kind, scaling.factor) == ("linear", 4.0)
 
 
-def test_partial_rotation_is_refused(tmp_path):
+def test_rope_factors_are_longropes(tmp_path):
+    golden = load_golden("phi3_longrope_long")
+    found = resolve_model(write_gguf(tmp_path / "m.gguf", golden)).config.rope_scaling
+    expected = model_config(golden["config"]).rope_scaling
+    assert found is not None
+    assert expected is not None
+    assert found.kind == "longrope"
+    assert found.original_max_position == 32
+    assert found.divisors == pytest.approx(expected.divisors)
+    assert found.short_divisors == pytest.approx(expected.short_divisors)
+    assert attention_factor(found) == pytest.approx(attention_factor(expected))
+
+
+def test_partial_rotation_of_llama_is_refused(tmp_path):
     file = GgufFile(write_gguf(tmp_path / "m.gguf", load_golden("llama")))
     file.metadata["llama.rope.dimension_count"] = 16
     model_config(gguf_config(file))
@@ -163,10 +180,18 @@ def test_partial_rotation_is_refused(tmp_path):
         gguf_config(file)
 
 
+def test_the_largest_gemmas_scale_by_another_size_of_a_head(tmp_path):
+    file = GgufFile(write_gguf(tmp_path / "m.gguf", load_golden("gemma2")))
+    assert gguf_config(file)["query_pre_attn_scalar"] == 20
+    file.metadata["gemma2.block_count"] = 46
+    assert gguf_config(file)["query_pre_attn_scalar"] == 72 / 6
+
+
 def test_unknown_architecture_is_refused(tmp_path):
-    path = write_gguf(tmp_path / "m.gguf", load_golden("llama"), architecture="gemma")
-    with pytest.raises(CheckpointError, match=r"'gemma'.*llama"):
-        gguf_config(GgufFile(path))
+    file = GgufFile(write_gguf(tmp_path / "m.gguf", load_golden("llama")))
+    file.metadata["general.architecture"] = "mpt"
+    with pytest.raises(CheckpointError, match=r"'mpt'.*llama"):
+        gguf_config(file)
 
 
 def test_tensor_without_a_place_is_refused(tmp_path):
@@ -202,9 +227,11 @@ def test_other_files_are_named(tmp_path, data, words):
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_damage_to_the_header_is_more_than_a_refusal(tmp_path, data):
     """Whatever bytes change, the file is read, or refused by name: nothing else."""
-    if not (tmp_path / "m.gguf").exists():
-        write_gguf(tmp_path / "m.gguf", load_golden("llama"))
-    damaged = bytearray((tmp_path / "m.gguf").read_bytes())
+    name = data.draw(st.sampled_from(["llama", "gemma3", "phi3_longrope_long", "qwen2_moe"]))
+    path = tmp_path / f"{name}.gguf"
+    if not path.exists():
+        write_gguf(path, load_golden(name))
+    damaged = bytearray(path.read_bytes())
     at = st.integers(4, 3000)
     word = st.sampled_from([0, 1, 8, 9, 2**31, 2**32 - 1, 2**63, 2**64 - 1])
     for start, value in data.draw(st.lists(st.tuples(at, word), min_size=1, max_size=3)):
@@ -227,11 +254,19 @@ def test_arrays_in_arrays_without_end_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "4", True, [4]])
-@pytest.mark.parametrize("key", ["attention.head_count", "embedding_length", "block_count"])
-def test_metadata_of_another_kind_is_refused(tmp_path, key, value):
-    file = GgufFile(write_gguf(tmp_path / "m.gguf", load_golden("llama")))
-    file.metadata["llama.rope.dimension_count"] = 16
-    file.metadata[f"llama.{key}"] = value
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        *(("llama", key) for key in ("attention.head_count", "embedding_length", "block_count")),
+        *(("gemma2", key) for key in ("attention.key_length", "context_length")),
+        *(("qwen3moe", key) for key in ("expert_count", "expert_feed_forward_length")),
+    ],
+)
+def test_metadata_of_another_kind_is_refused(tmp_path, name, key, value):
+    golden = load_golden("qwen3_moe" if name == "qwen3moe" else name)
+    file = GgufFile(write_gguf(tmp_path / "m.gguf", golden))
+    file.metadata[f"{name}.rope.dimension_count"] = 16
+    file.metadata[f"{name}.{key}"] = value
     with pytest.raises((CheckpointError, ConfigError)):
         model_config(gguf_config(file))
 

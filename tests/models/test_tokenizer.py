@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import threading
@@ -280,6 +281,21 @@ def test_gguf_cuts_text_as_its_model_does(pre, pieces):
     assert [piece for piece, _ in cut] == pieces
 
 
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("llama-bpe", ["camelCase", "'s", "Ġ", "123", "45", "ĠNASA", "'S", "Ġ//Ċ", "/"]),
+        ("dbrx", ["camelCase", "'s", "Ġ", "123", "45", "ĠNASA", "'S", "Ġ//Ċ", "/"]),
+        ("gpt-4o", ["camel", "Case's", "Ġ", "123", "45", "ĠNASA'S", "Ġ//Ċ/"]),
+        ("tekken", ["camel", "Case", "'s", "Ġ", "1", "2", "3", "4", "5", "ĠNASA", "'S", "Ġ//Ċ/"]),
+    ],
+)
+def test_gguf_cuts_words_where_its_model_does(pre, pieces):
+    backend = tokenizer_from_gguf(byte_level_metadata(pre)).backend
+    cut = backend.pre_tokenizer.pre_tokenize_str("camelCase's 12345 NASA'S //\n/")
+    assert [piece for piece, _ in cut] == pieces
+
+
 def test_gguf_token_that_is_no_spelling_of_bytes():
     metadata = byte_level_metadata("gpt-2")
     metadata["tokenizer.ggml.tokens"].append("a 日")
@@ -299,7 +315,7 @@ def test_gguf_special_tokens_and_template():
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"model": "bert"}, "'bert'.*gpt2, llama"), ({"pre": "tekken"}, "'tekken'.*smollm")],
+    [({"model": "bert"}, "'bert'.*gpt2, llama"), ({"pre": "jais"}, "'jais'.*smollm")],
 )
 def test_gguf_tokenizer_of_another_kind(changes, words):
     with pytest.raises(TokenizerError, match=words):
@@ -339,6 +355,94 @@ def test_gguf_sentencepiece_merges_by_score():
     pieces = [tokenizer.backend.id_to_token(i) for i in tokenizer.encode("hello")]
     assert pieces == ["<s>", "▁hello"]
     assert tokenizer.special_ids == {0, 1, 2}
+
+
+def write_glm4(folder: Path, **changes: Any) -> Path:
+    """A tiktoken file of all bytes and of what `byte_level_backend` has learnt."""
+    pairs = [b"he", b"ll", b"hell", b"hello", b" hello", b"lo"]
+    tokens = [*(bytes([byte]) for byte in range(256)), *pairs]
+    lines = [b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens)]
+    (folder / "tokenizer.model").write_bytes(b"".join(lines))
+    names = ("<|endoftext|>", "[gMASK]", "<sop>", "<|user|>")
+    added = {
+        str(262 + index): {"content": name, "special": True} for index, name in enumerate(names)
+    }
+    settings = {
+        "tokenizer_class": "ChatGLM4Tokenizer",
+        "auto_map": {"AutoTokenizer": ["tokenization_chatglm.ChatGLM4Tokenizer", None]},
+        "added_tokens_decoder": added,
+        "eos_token": "<|endoftext|>",
+        "chat_template": "[gMASK]<sop>{{ messages[0].content }}",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | changes))
+    return folder
+
+
+def test_glm4_is_read_from_its_tiktoken_file(tmp_path):
+    tokenizer = tokenizer_from_folder(write_glm4(tmp_path), [265])
+    ids = tokenizer.encode("hello hello lo<|user|>")
+    assert ids == [263, 264, 259, 260, ord(" "), 261, 265]
+    assert tokenizer.decode(ids) == "hello hello lo"
+    assert tokenizer.eos_token_ids == {262, 265}
+    assert tokenizer.apply_chat_template(MESSAGES) == "[gMASK]<sop>hi"
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_glm4_spells_all_else_as_bytes(text, tmp_path):
+    tokenizer = tokenizer_from_folder(write_glm4(tmp_path))
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids) == text
+    assert b"".join(tokenizer.token_bytes(i) for i in ids) == text.encode()
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "words"),
+    [
+        (
+            None,
+            {"tokenizer_class": "ChatGLMTokenizer"},
+            "ChatGLMTokenizer.*not run.*tokenizer.json",
+        ),
+        (None, {"added_tokens_decoder": None}, "added_tokens_decoder"),
+        (None, {"added_tokens_decoder": {"262": {"content": "<sop>"}}}, r"lacks.*\[gMASK\]"),
+        (None, {"added_tokens_decoder": {"9": {"content": "x"}}}, r"'x' should have id 9.*120"),
+        (b"aGU= 1\n", {}, "0 to 0"),
+        (b"\x0a\x0e\x0a\x05<unk>", {}, "no tiktoken file"),
+    ],
+)
+def test_glm4_files_that_are_something_else(file, changes, words, tmp_path):
+    write_glm4(tmp_path, **changes)
+    if file is not None:
+        (tmp_path / "tokenizer.model").write_bytes(file)
+    with pytest.raises(TokenizerError, match=words):
+        tokenizer_from_folder(tmp_path)
+
+
+def gemma_metadata() -> dict[str, Any]:
+    """No space before the text, and tokens that are found whole: runs of spaces, ends of turns."""
+    metadata = sentencepiece_metadata() | {"tokenizer.ggml.add_space_prefix": False}
+    found_whole = {"  ": 4, "    ": 4, "\n\n": 4, "<start_of_turn>": 3, "<end_of_turn>": 3}
+    metadata["tokenizer.ggml.tokens"] += list(found_whole)
+    metadata["tokenizer.ggml.token_type"] += list(found_whole.values())
+    metadata["tokenizer.ggml.scores"] += [0.0] * len(found_whole)
+    return metadata
+
+
+def test_gguf_sentencepiece_with_the_settings_of_gemma():
+    tokenizer = tokenizer_from_gguf(gemma_metadata())
+    ids = tokenizer.encode("hello     hello\n\nlo<end_of_turn>")
+    pieces = [tokenizer.backend.id_to_token(i) for i in ids]
+    assert pieces == ["<s>", "hello", "    ", "▁hello", "\n\n", "lo", "<end_of_turn>"]
+    assert tokenizer.decode(ids) == "hello     hello\n\nlo"
+    assert tokenizer.eos_token_ids == {2, ids[-1]}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_gguf_sentencepiece_of_gemma_adds_no_space(text):
+    tokenizer = tokenizer_from_gguf(gemma_metadata())
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids) == text
+    assert b"".join(tokenizer.token_bytes(i) for i in ids) == text.encode()
 
 
 @pytest.mark.parametrize("text", TEXTS)

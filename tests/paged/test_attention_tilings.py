@@ -124,5 +124,5 @@ def test_every_backend_with_kernels_has_candidates() -> None:
         prefill = prefill_candidates(heads, mosaic=mosaic)
         assert prefill[0] == (MosaicPrefill if mosaic else TritonPrefill).default(heads)
         for candidates in (decode, prefill):
-            assert len(set(candidates)) == len(candidates) > 5
+            assert len(set(candidates)) == len(candidates) > 3
     assert set(attention.BACKENDS) == {"xla", "triton", "mosaic"}

@@ -87,7 +87,7 @@ def test_tilings_are_told_from_the_fastest_to_the_slowest() -> None:
 
 
 class FakeTimer:
-    """A GPU on which all tilings take as long but those of 256 programs."""
+    """A GPU on which all tilings take as long but those of 1,024 programs."""
 
     def __init__(self, layer: object) -> None:
         pass
@@ -96,7 +96,7 @@ class FakeTimer:
         return repr(tiling)
 
     def microseconds(self, case: Steps, program: str) -> tuple[float, ...]:
-        return (50.0 if "256" in program else 100.0,) * len(case.workloads)
+        return (50.0 if "1024" in program else 100.0,) * len(case.workloads)
 
     def close(self) -> None:
         pass
@@ -115,6 +115,6 @@ def test_tuning_attention_from_the_command_line(
     exec((tmp_path / "tuned.py").read_text(), written)
     of_kind = written["TUNED"][jax.devices()[0].device_kind]
     assert set(of_kind) == {(128, 4, 16, "bfloat16"), (64, 8, 16, "int8")}
-    assert of_kind[128, 4, 16, "bfloat16"].decode == ((256, TritonDecode(64, programs=256)),)
-    assert len(json.loads((tmp_path / "all.json").read_text())) == 14
-    assert "77 of 77" in capsys.readouterr().out
+    assert of_kind[128, 4, 16, "bfloat16"].decode == ((256, TritonDecode(64, programs=1024)),)
+    assert len(json.loads((tmp_path / "all.json").read_text())) == 8
+    assert "20 of 20" in capsys.readouterr().out

@@ -28,7 +28,8 @@ from tests.runtime.test_program_store import half, with_a_hole
 
 GPU: Any = SimpleNamespace(platform="gpu", device_kind="NVIDIA Test")
 BF16 = jnp.dtype(jnp.bfloat16)
-DECODE, PREFILL = TritonDecode(span=64, programs=256), TritonPrefill(span=64, queries=64, warps=4)
+DECODE = TritonDecode(span=64, programs=1024)
+PREFILL = TritonPrefill(span=64, queries=64, warps=4, stages=2)
 
 
 class Clock:
@@ -92,7 +93,7 @@ def test_what_is_found_is_kept(
 ) -> None:
     caplog.set_level(logging.INFO)
     found = tilings(shapes_of())
-    assert found == Tilings(((256, DECODE),), ((8192, PREFILL),))
+    assert found == Tilings(((256, DECODE),), ((2048, PREFILL),))
     assert "Tuned attention in" in caplog.text
     assert tilings(shapes_of()) == found
     assert clock.searches == 1
@@ -142,7 +143,7 @@ def test_what_is_in_the_table_is_not_searched(
 
 
 def of_other_times(kept: bytes) -> bytes:
-    return kept.replace(b'"programs":256', b'"programs":77')
+    return kept.replace(b'"programs":1024', b'"programs":77')
 
 
 def of_other_kernels(kept: bytes) -> bytes:

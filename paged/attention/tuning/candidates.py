@@ -1,7 +1,8 @@
 """The tilings worth a try. The first is the rule's own, and the likeliest come before others.
 
-They are near what is fast on some GPU. One for which a GPU lacks memory or registers does not
-compile there, and is passed over.
+They are near what is fast on some GPU, and few: to make a kernel takes a second, and Python's one
+thread most of it. One for which a GPU lacks memory or registers does not compile there, and is
+passed over.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ from paged.attention.tiling import (
 
 # Programs of a multiprocessor, and KiB of the ring of each: together what is on its way. Of its
 # 227 KiB of shared memory something is left for queries and output.
-_RINGS = ((2, 64), (1, 64), (1, 128), (2, 48), (3, 48), (2, 96), (1, 192), (1, 96), (3, 64))
+_RINGS = ((2, 64), (1, 128), (2, 96), (3, 64))
 _ROOM_FOR_RINGS = 208 * 1024
-# With all of what Triton has to offer a search on Hopper would take twice as long.
-_OF_TRITON_ON_HOPPER = 3
+_OF_TRITON_ON_HOPPER = 1
 
 
 def decode_candidates(heads: Heads, *, mosaic: bool) -> list[DecodeTiling]:
@@ -52,10 +52,8 @@ def _mosaic_decode(heads: Heads) -> list[DecodeTiling]:
 
 def _mosaic_prefill(heads: Heads) -> list[PrefillTiling]:
     default = MosaicPrefill.default(heads)
-    shapes = [(default.span, 2), (64, 3), (64, 4), (default.span, 3), (64, 2)]
-    cut = [replace(default, span=span, stages=stages) for span, stages in shapes]
-    shared = [replace(default, programs=programs) for programs in (1, 8, 2)]
-    return _distinct([default, *shared, *cut])
+    cut = [replace(default, span=64, stages=stages) for stages in (2, 3)]
+    return _distinct([default, replace(default, programs=1), *cut])
 
 
 def _triton_decode(heads: Heads) -> list[DecodeTiling]:
@@ -65,15 +63,9 @@ def _triton_decode(heads: Heads) -> list[DecodeTiling]:
         [
             default,
             replace(default, programs=1024),
-            replace(default, programs=256),
-            replace(default, span=span // 2, stages=5),
-            replace(default, stages=4),
             replace(default, stages=2),
-            replace(default, span=2 * span, stages=2),
+            replace(default, span=span // 2, stages=4),
             replace(default, span=2 * span, warps=2 * warps),
-            replace(default, warps=2),
-            replace(default, span=span // 2, warps=2, stages=4),
-            replace(default, span=span // 2, programs=1024),
         ]
     )
 
@@ -85,15 +77,9 @@ def _triton_prefill(heads: Heads) -> list[PrefillTiling]:
         [
             default,
             replace(default, stages=2),
-            replace(default, span=2 * span),
-            replace(default, span=2 * span, stages=2),
             replace(default, queries=queries, warps=4),
-            replace(default, queries=queries, warps=4, span=2 * span),
             replace(default, queries=queries, warps=4, span=2 * span, stages=2),
             replace(default, warps=4),
-            replace(default, programs=256),
-            replace(default, programs=1024),
-            replace(default, stages=4),
         ]
     )
 

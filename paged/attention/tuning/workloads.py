@@ -98,8 +98,8 @@ class Case:
         return find(layer.heads, mosaic=layer.mosaic(decode=self.decode))
 
 
-_DECODE = ((1, 16384), (8, 4096), (32, 1024), (32, 4096), (128, 1024), (256, 1024))
-_PREFILL = ((2048, 6144), (8192, 0))
+_DECODE = ((1, 16384), (32, 1024), (32, 4096), (256, 1024))
+_PREFILL = ((2048, 6144),)
 
 
 def cases(max_rows: int, max_tokens: int, max_len: int) -> list[Case]:

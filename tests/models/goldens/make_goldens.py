@@ -50,6 +50,8 @@ from transformers import (
     Olmo2ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -99,6 +101,7 @@ COHERE = {"layer_norm_eps": 1e-3, "logit_scale": 0.3}
 # Mixtures of experts, as Qwen's files tell of them. Rounding may change who is chosen last: of
 # many, that is who counts least.
 MOE = {"num_experts": 9, "num_experts_per_tok": 6, "moe_intermediate_size": 40}
+HALF = {"partial_rotary_factor": 0.5}
 # Sizes that the kernels for Hopper take: heads of 64 elements, and weights worth their while.
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64}
 
@@ -146,6 +149,12 @@ def gemma2(**changes: Any) -> PreTrainedModel:
 def gemma3(**changes: Any) -> PreTrainedModel:
     sizes = SIZES | ODD | {"query_pre_attn_scalar": 7, "sliding_window": 8}
     return Gemma3ForCausalLM(Gemma3TextConfig(**sizes | changes))
+
+
+def phi(**changes: Any) -> PreTrainedModel:
+    odd = {key: value for key, value in ODD.items() if key != "head_dim"}
+    turning = {"rope_parameters": rope("default", **HALF)}
+    return PhiForCausalLM(PhiConfig(**SIZES | odd | {"layer_norm_eps": 1e-3} | turning | changes))
 
 
 def phi3(**changes: Any) -> PreTrainedModel:
@@ -200,6 +209,19 @@ def smollm3(**changes: Any) -> PreTrainedModel:
 
 def glm(**changes: Any) -> PreTrainedModel:
     return GlmForCausalLM(GlmConfig(**SIZES | ODD | {"pad_token_id": 0} | changes))
+
+
+class ChatGLMModel(GlmForCausalLM):
+    """GLM-4-9B as first released, whose own code is not in transformers.
+
+    It computes what GlmForCausalLM does. What differs are the names of settings and tensors, and
+    that queries, keys and values are one tensor (see `chatglm_tensors`, `chatglm_config`).
+    """
+
+
+def chatglm(**changes: Any) -> PreTrainedModel:
+    sizes = SIZES | ODD | {"pad_token_id": 0, "rope_parameters": rope("default", **HALF)}
+    return ChatGLMModel(GlmConfig(**sizes | changes))
 
 
 def glm4(**changes: Any) -> PreTrainedModel:
@@ -268,6 +290,7 @@ def models() -> dict[str, PreTrainedModel]:
             attention_bias=True,
             tie_word_embeddings=False,
         ),
+        "phi": phi(),
         "phi3": phi3(sliding_window=8),
         "phi3_longrope_short_tied": phi3(**longrope(128), tie_word_embeddings=True),
         "phi3_longrope_long": phi3(**longrope(32)),
@@ -297,6 +320,11 @@ def models() -> dict[str, PreTrainedModel]:
         ),
         "glm": glm(),
         "glm_plain_tied": glm(attention_bias=False, tie_word_embeddings=True),
+        "chatglm": chatglm(),
+        "chatglm_plain_long": chatglm(
+            attention_bias=False,
+            rope_parameters=rope("default", **HALF) | {"rope_theta": 500000.0},
+        ),
         "glm4": glm4(),
         "ministral": ministral(
             sliding_window=8, layer_types=["full_attention", "sliding_attention"]
@@ -308,11 +336,77 @@ def models() -> dict[str, PreTrainedModel]:
 def set_weights(model: PreTrainedModel) -> dict[str, list[int]]:
     """Give every parameter its drawn values; returns names and shapes."""
     shapes = {}
-    for parameter_name, parameter in model.named_parameters():
-        for name, tensor in stored(parameter_name, parameter, model.config.model_type).items():
-            tensor.copy_(torch.from_numpy(tiny_weight(name, tuple(tensor.shape))))
-            shapes[name] = list(tensor.shape)
+    for name, tensor in stored_tensors(model).items():
+        tensor.copy_(torch.from_numpy(tiny_weight(name, tuple(tensor.shape))))
+        shapes[name] = list(tensor.shape)
     return shapes
+
+
+def stored_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """What a checkpoint stores, as views of the parameters."""
+    if isinstance(model, ChatGLMModel):
+        return chatglm_tensors(model)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        tensors |= stored(name, parameter, model.config.model_type)
+    return tensors
+
+
+CHATGLM_NAMES = {
+    "model.embed_tokens": "transformer.embedding.word_embeddings",
+    "model.layers": "transformer.encoder.layers",
+    "model.norm": "transformer.encoder.final_layernorm",
+    "lm_head": "transformer.output_layer",
+    "self_attn.o_proj": "self_attention.dense",
+    "mlp.gate_up_proj": "mlp.dense_h_to_4h",
+    "mlp.down_proj": "mlp.dense_4h_to_h",
+}
+
+
+def chatglm_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """As `stored_tensors`; queries, keys and values are made views of what is stored for all."""
+    tensors = {}
+    for index, layer in enumerate(model.model.layers):
+        attention = layer.self_attn
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        for kind in ("weight", "bias") if attention.q_proj.bias is not None else ("weight",):
+            parts = [getattr(each, kind) for each in projections]
+            joined = torch.cat([part.data for part in parts])
+            for part, view in zip(parts, joined.split([len(part) for part in parts]), strict=True):
+                part.data = view
+            prefix = f"transformer.encoder.layers.{index}.self_attention"
+            tensors[f"{prefix}.query_key_value.{kind}"] = joined
+    for name, parameter in model.named_parameters():
+        if not any(f".{part}_proj." in name for part in "qkv"):
+            for ours, theirs in CHATGLM_NAMES.items():
+                name = name.replace(ours, theirs)
+            tensors[name] = parameter
+    return tensors
+
+
+def chatglm_config(config: Any) -> dict[str, Any]:
+    return {
+        "model_type": "chatglm",
+        "add_bias_linear": False,
+        "add_qkv_bias": config.attention_bias,
+        "apply_residual_connection_post_layernorm": False,
+        "eos_token_id": config.eos_token_id,
+        "ffn_hidden_size": config.intermediate_size,
+        "hidden_size": config.hidden_size,
+        "kv_channels": config.head_dim,
+        "layernorm_epsilon": config.rms_norm_eps,
+        "multi_query_attention": True,
+        "multi_query_group_num": config.num_key_value_heads,
+        "num_attention_heads": config.num_attention_heads,
+        "num_layers": config.num_hidden_layers,
+        "original_rope": True,
+        "padded_vocab_size": config.vocab_size,
+        "post_layer_norm": True,
+        "rmsnorm": True,
+        "rope_ratio": config.rope_parameters["rope_theta"] / 10000,
+        "seq_length": config.max_position_embeddings,
+        "tie_word_embeddings": config.tie_word_embeddings,
+    }
 
 
 def stored(name: str, parameter: torch.Tensor, model_type: str) -> dict[str, torch.Tensor]:
@@ -370,6 +464,8 @@ def clear_prompt(model: PreTrainedModel) -> tuple[list[int], list[int]]:
 
 def config_json(config: PreTrainedConfig, model: PreTrainedModel) -> dict[str, Any]:
     data = json.loads(config.to_json_string())
+    if isinstance(model, ChatGLMModel):
+        data = chatglm_config(config)
     return data | {"architectures": [type(model).__name__], "dtype": "float32"}
 
 

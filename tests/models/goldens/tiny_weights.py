@@ -14,7 +14,7 @@ import numpy as np
 def tiny_weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Float32 values of one tensor, scaled so that activations stay near one."""
     noise = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
-    if name.endswith("norm.weight"):
+    if name.lower().endswith("norm.weight"):
         return (1 + 0.2 * noise).astype(np.float32)
     if name.endswith("bias"):
         return (0.3 * noise).astype(np.float32)

@@ -1,0 +1,128 @@
+"""A model that makes one vector of each text: an encoder, or a decoder without its head.
+
+An encoder with a classifier makes a score instead, of the two texts that it reads as one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from paged.attention import BACKENDS, attention_metadata
+from paged.cache import CacheSpec, PagedKVCache
+from paged.models.config import ModelConfig
+from paged.models.encoder import CLASSIFIERS, classify, encode
+from paged.models.pooling import ACTIVATIONS, Pooling
+from paged.models.registry import ENCODERS, get_family
+from paged.models.weights import Linear
+
+_PAGE_SIZE = 16
+
+
+@struct.dataclass
+class EmbedderParams:
+    """Weights of the model, and of the layers that its vectors pass through."""
+
+    body: Any
+    dense: tuple[Linear, ...]
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """What is computed; hashable, so that programs are compiled for it.
+
+    Attributes:
+        pooling: what becomes of hidden states, except in a model that scores.
+        activation: what scores end in, one of `paged.models.pooling.ACTIVATIONS`.
+        backend: of a decoder's attention (see `paged.attention.BACKENDS`).
+    """
+
+    config: ModelConfig
+    pooling: Pooling
+    activation: str = "Identity"
+    backend: str = "xla"
+
+    @property
+    def scores(self) -> bool:
+        """Whether it makes a score of two texts, not a vector of one."""
+        return self.config.architecture.endswith(CLASSIFIERS)
+
+    @property
+    def prefix(self) -> str:
+        """What the names of the body begin with where a checkpoint has more than the body."""
+        encoder = ENCODERS.get(self.config.architecture)
+        return "model." if encoder is None else f"{encoder.prefix}."
+
+    @property
+    def size(self) -> int:
+        """Numbers in a vector."""
+        return self.pooling.dense[-1].outputs if self.pooling.dense else self.config.hidden_size
+
+    def specs(self) -> EmbedderParams:
+        """Description of the parameters. Each dense layer has a checkpoint of its own."""
+        encoder = ENCODERS.get(self.config.architecture)
+        dense = tuple(module.specs() for module in self.pooling.dense)
+        if encoder is not None:
+            return EmbedderParams(encoder.specs(self.config), dense)
+        body = get_family(self.config.architecture).specs(self.config)
+        return EmbedderParams(replace(body, head=None), dense)
+
+    def __call__(
+        self, params: EmbedderParams, tokens: jax.Array, types: jax.Array, lengths: jax.Array
+    ) -> jax.Array:
+        """Vectors [R, N], or scores [R, 1], float32 of texts in a grid.
+
+        Args:
+            tokens: [R, L] int32, each row's text from its first place on.
+            types: [R, L] int32, which text of a pair a token is of; only encoders tell them apart.
+            lengths: [R] int32 tokens of each row, at least 1.
+        """
+        hidden = self._hidden(params, tokens, types, lengths)
+        if self.scores:
+            return ACTIVATIONS[self.activation](classify(params.body, hidden[:, 0]))
+        return self.pooling(hidden, lengths, params.dense)
+
+    def _hidden(
+        self, params: EmbedderParams, tokens: jax.Array, types: jax.Array, lengths: jax.Array
+    ) -> jax.Array:
+        """Hidden states [R, L, D]."""
+        if self.config.architecture in ENCODERS:
+            return encode(params.body, self.config, tokens, types, lengths)
+        return self._decode(params, tokens)
+
+    def _decode(self, params: EmbedderParams, tokens: jax.Array) -> jax.Array:
+        """Hidden states of a decoder, over pages that live for this call alone.
+
+        Padding is run as if it were text: no token attends to what comes behind it.
+        """
+        rows, length = tokens.shape
+        pages = -(-length // _PAGE_SIZE)
+        meta = attention_metadata(
+            1 + jnp.arange(rows * pages, dtype=jnp.int32).reshape(rows, pages),
+            jnp.arange(rows, dtype=jnp.int32),
+            jnp.full(rows, length, jnp.int32),
+            jnp.zeros(rows, jnp.int32),
+            num_tokens=rows * length,
+            page_size=_PAGE_SIZE,
+            tile_size=BACKENDS[self.backend]().tile_size,
+            decode_only=False,
+            backend=self.backend,
+        )
+        family = get_family(self.config.architecture)
+        cache = PagedKVCache.zeros(self._cache_spec(params, 1 + rows * pages))
+        hidden, _ = family.forward(params.body, self.config, tokens.reshape(-1), cache, meta)
+        return hidden.reshape(rows, length, -1)
+
+    def _cache_spec(self, params: EmbedderParams, num_pages: int) -> CacheSpec:
+        return CacheSpec(
+            num_layers=self.config.num_layers,
+            num_pages=num_pages,
+            page_size=_PAGE_SIZE,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            dtype=params.body.embedding.table.dtype,
+        )

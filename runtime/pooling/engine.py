@@ -1,0 +1,158 @@
+"""`PoolingEngine`: embeddings and scores, for threads and event loops alike."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Self
+
+from paged.models.tokenizer import Tokenizer
+from paged.runtime.config import EngineConfig
+from paged.runtime.engine import find_model, load_tokenizer
+from paged.runtime.errors import EngineDead
+from paged.runtime.messages import EngineStats
+from paged.runtime.pooling.abilities import Abilities
+from paged.runtime.pooling.comparison import Comparison
+from paged.runtime.pooling.grid import Grid
+from paged.runtime.pooling.outputs import (
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    ScoringRequestOutput,
+)
+from paged.runtime.pooling.reader import Reader, Tokens
+from paged.runtime.pooling.vectors import Vectors, normalized
+from paged.runtime.pooling.worker import Runner, Worker
+
+Advance = Callable[[int], object]
+"""Told how many more texts of a request are done."""
+
+
+class PoolingEngine:
+    """A model that gives embeddings or scores.
+
+        engine = PoolingEngine.from_config(EngineConfig(model="path/to/encoder"))
+        texts = engine.reader.texts(["The sky is blue", "Grass is green"])
+        outputs = await asyncio.wrap_future(engine.embed(texts))
+
+    Any number of requests may run at once, from any thread, and are computed together. Cancelling
+    its future ends a request.
+
+    Attributes:
+        reader: makes the tokens that `embed` takes.
+        abilities: what the model gives.
+    """
+
+    def __init__(self, reader: Reader, abilities: Abilities, runner: Runner, grid: Grid) -> None:
+        self.reader = reader
+        self.abilities = abilities
+        self._worker = Worker(runner, grid)
+        # At interpreter exit, while JAX is still there, and when nobody holds the engine.
+        self._shutdown = weakref.finalize(self, self._worker.shutdown)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> Self:
+        """Find the model, load and compile it.
+
+        Raises:
+            ConfigError: flags that do not go together or do not fit the device.
+            ModelNotFoundError, CheckpointError, TokenizerError: see `paged.models`.
+        """
+        # Here, so that this module and its tests need no JAX.
+        from paged.runtime.pooling.setup import prepare_pooling
+
+        source = find_model(config)
+        tokenizer = None if config.skip_tokenizer_init else load_tokenizer(config, source)
+        ready = prepare_pooling(config, source)
+        reader = Reader(
+            tokenizer=tokenizer,
+            max_model_len=ready.max_model_len,
+            vocab_size=source.config.vocab_size,
+            lowercase=ready.lowercase,
+        )
+        return cls(reader, ready.abilities, ready.runner, ready.grid)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """None under skip_tokenizer_init."""
+        return self.reader.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        return self.reader.max_model_len
+
+    @property
+    def errored(self) -> bool:
+        return self.dead_error is not None
+
+    @property
+    def dead_error(self) -> EngineDead | None:
+        """What the engine died of; None while it lives and after a shutdown."""
+        return self._worker.dead_error
+
+    def stats(self) -> EngineStats:
+        return self._worker.stats()
+
+    def embed(
+        self,
+        texts: Sequence[Tokens],
+        dimensions: int | None = None,
+        advance: Advance = lambda number: None,
+    ) -> Future[list[EmbeddingRequestOutput]]:
+        """Embed one text or more; the outputs come in their order.
+
+        Args:
+            dimensions: to which the vectors are cut.
+
+        Raises:
+            InvalidRequest: the model gives no such vectors.
+            EngineDead: the engine died or was shut down.
+        """
+        self.abilities.check_embeds()
+        self.abilities.check_dimensions(dimensions)
+        renormalize = self.abilities.normalized and dimensions is not None
+
+        def finish(vectors: Vectors) -> list[EmbeddingRequestOutput]:
+            cut = vectors[:, :dimensions]
+            if renormalize:
+                cut = normalized(cut)
+            return [
+                EmbeddingRequestOutput(text.token_ids, EmbeddingOutput(vector))
+                for text, vector in zip(texts, cut, strict=True)
+            ]
+
+        return self._worker.submit(texts, finish, advance)
+
+    def compare(self, pairs: Sequence[tuple[str, str]], truncate: int | None = None) -> Comparison:
+        """Make one pair or more of texts ready to be scored. Raises as `reader` does."""
+        if self.abilities.scores:
+            return Comparison.by_classifier(self.reader, pairs, truncate)
+        return Comparison.by_vectors(self.reader, pairs, truncate)
+
+    def score(
+        self, comparison: Comparison, advance: Advance = lambda number: None
+    ) -> Future[list[ScoringRequestOutput]]:
+        """Score what `compare` made; the outputs come in the order of the pairs.
+
+        Raises:
+            EngineDead: the engine died or was shut down.
+        """
+        return self._worker.submit(comparison.texts, comparison.outputs, advance)
+
+    def shutdown(self) -> None:
+        """End running requests with EngineDead and free the device. Idempotent."""
+        self._shutdown()
+
+
+def wants_pooling(config: EngineConfig) -> bool:
+    """Whether the model of a configuration gives embeddings or scores.
+
+    Raises:
+        ConfigError: it cannot give the text that is asked of it.
+        ModelNotFoundError: there is no such model.
+    """
+    if config.model is None:  # the embedded model makes text
+        return config.runner == "pooling"
+    from paged.runtime.pooling.setup import runs_pooling
+
+    return runs_pooling(config, find_model(config))

@@ -1,0 +1,119 @@
+"""The device side: parameters, a program for each shape, and the launching of batches."""
+
+from __future__ import annotations
+
+from concurrent.futures import as_completed
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.stages import Compiled
+from numpy.typing import NDArray
+
+from paged.models.embedder import Embedder
+from paged.models.loading.progress import progress
+from paged.runtime.compiler import compiler
+from paged.runtime.compiles import num_compiles
+from paged.runtime.pooling.grid import Grid, Shape
+from paged.runtime.pooling.vectors import Vectors
+from paged.runtime.pooling.waiting import Batch
+
+Programs = dict[Shape, Compiled]
+
+
+def compile_programs(
+    embedder: Embedder, grid: Grid, params: Any, *, show_progress: bool
+) -> Programs:
+    """A program for each shape of the grid, compiled in parallel threads.
+
+    Args:
+        params: parameters, or their shapes.
+    """
+    programs: Programs = {}
+    step = partial(embed, embedder)
+    with compiler(embedder) as submit:
+        futures = {
+            submit(("embed", *shape), (step, (params, packed_shape(shape)), ())): shape
+            for shape in grid.all()
+        }
+        with progress(len(futures), "Compiling", " programs", show=show_progress) as advance:
+            for done in as_completed(futures):
+                programs[futures[done]] = done.result()
+                advance(1)
+    return programs
+
+
+def program_memory(programs: Programs) -> int:
+    """Bytes that the programs need beside parameters: temporaries of one, results of two."""
+    reports = [program.memory_analysis() for program in programs.values()]
+    temporary = max(int(report.temp_size_in_bytes) for report in reports if report)
+    return temporary + 2 * max(int(report.output_size_in_bytes) for report in reports if report)
+
+
+def packed_shape(shape: Shape) -> jax.ShapeDtypeStruct:
+    """That of what `pack` makes."""
+    return jax.ShapeDtypeStruct((shape.rows, 2 * shape.length + 1), jnp.int32)
+
+
+def embed(embedder: Embedder, params: Any, packed: jax.Array) -> jax.Array:
+    """Vectors of a batch as `pack` makes it."""
+    length = packed.shape[1] // 2
+    tokens, types, lengths = jnp.split(packed, (length, 2 * length), axis=1)
+    return embedder(params, tokens, types, lengths[:, 0])
+
+
+def pack(batch: Batch) -> NDArray[np.int32]:
+    """[R, 2 * L + 1]: tokens, their types, and how many they are. Empty rows have one token, 0."""
+    length = batch.shape.length
+    packed = np.zeros(packed_shape(batch.shape).shape, np.int32)
+    packed[:, -1] = 1
+    for row, text in zip(packed, batch.texts, strict=False):
+        token_ids, types = text.tokens
+        row[: len(token_ids)] = token_ids
+        row[length : length + len(types)] = types
+        row[-1] = len(token_ids)
+    return packed
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A batch whose vectors are on their way to the host."""
+
+    vectors: jax.Array
+
+    def read(self) -> Vectors:
+        """Wait for the vectors [rows, N]. Raises what the device raised."""
+        return np.asarray(self.vectors)
+
+
+class PoolingRunner:
+    """Owns everything on the device; `launch` enqueues work and returns."""
+
+    def __init__(self, programs: Programs, params: Any) -> None:
+        self._programs = programs
+        self._params = params
+        if jax.default_backend() != "cpu":
+            self._run_each_once()
+        self._compiles_at_start = num_compiles()
+
+    @property
+    def num_compiles(self) -> int:
+        return num_compiles() - self._compiles_at_start
+
+    def launch(self, batch: Batch) -> Launched:
+        vectors = self._programs[batch.shape](self._params, pack(batch))
+        vectors.copy_to_host_async()
+        return Launched(vectors)
+
+    def close(self) -> None:
+        """Give the device's memory back."""
+        for array in jax.tree.leaves(self._params):
+            array.delete()
+
+    def _run_each_once(self) -> None:
+        """A GPU takes up to 0.2 s to prepare a program's first run."""
+        for shape in self._programs:
+            self.launch(Batch(shape, [])).read()

@@ -1,0 +1,167 @@
+"""From flags to a ready engine for vectors and scores: what is worked out once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+
+from paged.models.config import ModelConfig, resolve_dtype
+from paged.models.embedder import Embedder
+from paged.models.encoder import CLASSIFIERS
+from paged.models.loading import ModelSource
+from paged.models.loading.bodies import load_embedder
+from paged.models.loading.modules import LISTING, EmbeddingSettings, read_settings
+from paged.models.pooling import Pooling
+from paged.models.registry import ENCODERS, is_headless
+from paged.models.weights import for_device, param_bytes, param_shapes
+from paged.runtime.backend import choose_backend
+from paged.runtime.compiles import use_compile_cache
+from paged.runtime.config import EngineConfig
+from paged.runtime.errors import ConfigError
+from paged.runtime.pooling.abilities import Abilities
+from paged.runtime.pooling.grid import Grid
+from paged.runtime.pooling.runner import PoolingRunner, compile_programs, program_memory
+from paged.runtime.setup import claim_device_memory, free_memory, step_limits, timed
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A model that is loaded and compiled.
+
+    Attributes:
+        max_model_len: most tokens of a text.
+        lowercase: texts are put in lower case first.
+    """
+
+    runner: PoolingRunner
+    grid: Grid
+    abilities: Abilities
+    max_model_len: int
+    lowercase: bool
+
+
+def runs_pooling(config: EngineConfig, source: ModelSource) -> bool:
+    """Whether a model is to give vectors or scores, and not text.
+
+    Left to itself a model does if it is an encoder, or is stored without the head that makes text,
+    or comes with a list of modules.
+
+    Raises:
+        ConfigError: it cannot give the text that is asked of it.
+    """
+    architecture = source.config.architecture
+    headless = architecture in ENCODERS or is_headless(architecture)
+    if config.runner == "generate" and headless:
+        raise ConfigError(
+            f"{source.name} ({architecture}) gives embeddings or scores and cannot generate text: "
+            "leave out --runner generate"
+        )
+    if config.runner != "auto":
+        return config.runner == "pooling"
+    return headless or (source.folder is not None and (source.folder / LISTING).exists())
+
+
+def prepare_pooling(config: EngineConfig, source: ModelSource, *, progress: bool = True) -> Ready:
+    """Settle every shape, compile every program and load the weights.
+
+    Raises:
+        ConfigError: the flags do not go together or do not fit the device. Nothing is loaded then.
+    """
+    claim_device_memory(config)
+    use_compile_cache(config.compile_cache_dir)
+    device = jax.devices()[0]
+    settings = EmbeddingSettings() if source.folder is None else read_settings(source.folder)
+    length = model_length(config.max_model_len, source.config, settings)
+    embedder = make_embedder(
+        source.config.for_length(length),
+        settings,
+        backend=choose_backend(config.attention_backend, device),
+    )
+    budget = None if device.platform == "cpu" else free_memory(device)
+    limits = step_limits(config, budget)
+    grid = Grid.make(length, limits.max_num_seqs, limits.max_num_batched_tokens)
+    runner = _load(config, source, embedder, grid, budget, progress=progress)
+    abilities = Abilities(
+        scores=embedder.scores,
+        size=embedder.size,
+        dimensions=settings.dimensions,
+        normalized=embedder.pooling.normalize,
+    )
+    return Ready(runner, grid, abilities, length, settings.lowercase)
+
+
+def _load(
+    config: EngineConfig,
+    source: ModelSource,
+    embedder: Embedder,
+    grid: Grid,
+    budget: int | None,
+    *,
+    progress: bool,
+) -> PoolingRunner:
+    """Compile every program, see that all fits `budget` (bytes), and load the weights."""
+    device, specs = jax.devices()[0], embedder.specs()
+    dtype = resolve_dtype(config.dtype, source.config, device.platform)
+    with timed("Compiled the steps"):
+        shapes = for_device(param_shapes(specs, dtype), device)
+        programs = compile_programs(embedder, grid, shapes, show_progress=progress)
+    if budget is not None:
+        check_memory(budget, param_bytes(specs, dtype), program_memory(programs))
+    with timed(f"Loaded {source.name}"):
+        params = load_embedder(embedder, source, dtype, seed=config.seed, progress=progress)
+        params = jax.block_until_ready(for_device(params, device))
+    return PoolingRunner(programs, params)
+
+
+def model_length(wanted: int | None, model: ModelConfig, settings: EmbeddingSettings) -> int:
+    """Most tokens of a text: --max-model-len, or what the model was made for.
+
+    Raises:
+        ConfigError: more is wanted than the model was made for.
+    """
+    longest = model.context_length
+    if wanted is None or wanted == -1:
+        return min(longest, settings.max_length or longest)
+    if wanted > longest:
+        raise ConfigError(
+            f"--max-model-len {wanted} is greater than the model's own length of {longest}. "
+            f"Use at most {longest}."
+        )
+    return wanted
+
+
+def make_embedder(model: ModelConfig, settings: EmbeddingSettings, *, backend: str) -> Embedder:
+    """What is computed. A folder without a list of modules leaves it to custom: the first token
+    of an encoder, the last of a decoder, and vectors of length 1.
+
+    Raises:
+        ConfigError: layers that do not go together, or a classifier that gives not one score.
+    """
+    pooling = settings.pooling or Pooling("cls" if model.architecture in ENCODERS else "last")
+    size = model.hidden_size
+    for module in pooling.dense:
+        if module.inputs != size:
+            raise ConfigError(
+                f"the layer in {module.folder!r} takes {module.inputs} numbers, and vectors have "
+                f"{size}"
+            )
+        size = module.outputs
+    if model.architecture.endswith(CLASSIFIERS) and model.extras.num_labels != 1:
+        raise ConfigError(
+            f"this {model.architecture} has {model.extras.num_labels} labels; only those with one, "
+            "which is a score, are supported"
+        )
+    return Embedder(model, pooling, settings.activation or "Sigmoid", backend)
+
+
+def check_memory(budget: int, weights: int, steps: int) -> None:
+    """Raise ConfigError if weights and steps do not fit a budget, all in bytes."""
+    if weights + steps > budget:
+        raise ConfigError(
+            f"The weights ({weights / _GIB:.2f} GiB) and the largest step ({steps / _GIB:.2f} GiB) "
+            f"do not fit the {budget / _GIB:.2f} GiB that may be used. Lower "
+            "--max-num-batched-tokens or --max-model-len, or raise --gpu-memory-utilization."
+        )

@@ -1,0 +1,119 @@
+"""Requests that wait, and the batches that are made of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paged.runtime.pooling.grid import Grid, Shape
+from paged.runtime.pooling.reader import Tokens
+from paged.runtime.pooling.vectors import Vectors
+
+
+@dataclass(eq=False)
+class Request:
+    """Texts that are answered together.
+
+    Attributes:
+        finish: makes the answer of the vectors [n, N] of the texts.
+        advance: told how many more texts are done.
+        future: of the answer. Whoever cancels it ends the request.
+        vectors: of the texts that are done.
+    """
+
+    texts: Sequence[Tokens]
+    finish: Callable[[Vectors], Any]
+    advance: Callable[[int], object]
+    future: Future[Any] = field(default_factory=Future)
+    vectors: dict[int, Vectors] = field(default_factory=dict)
+
+    def deliver(self, place: int, vector: Vectors) -> None:
+        """Take the vector of a text; the last one makes the answer."""
+        self.vectors[place] = vector
+        self.advance(1)
+        if len(self.vectors) < len(self.texts) or not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            ordered = [self.vectors[place] for place in range(len(self.texts))]
+            self.future.set_result(self.finish(np.stack(ordered)))
+        except Exception as error:  # of this request alone
+            self.future.set_exception(error)
+
+    def fail(self, error: Exception) -> None:
+        """End a request that has no answer yet."""
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
+
+
+class Text(NamedTuple):
+    """A text of a request, at `place` there; `number` counts texts as they come."""
+
+    request: Request
+    place: int
+    number: int
+
+    @property
+    def tokens(self) -> Tokens:
+        return self.request.texts[self.place]
+
+
+class Batch(NamedTuple):
+    """Texts that are computed together, no more than the shape has rows."""
+
+    shape: Shape
+    texts: list[Text]
+
+
+class Waiting:
+    """Texts by the length of the row they need, the oldest first."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self._queues: dict[int, deque[Text]] = {length: deque() for length in grid.lengths}
+        self._num_added = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def add(self, request: Request) -> None:
+        for place, tokens in enumerate(request.texts):
+            queue = self._queues[self.grid.length_for(len(tokens.token_ids))]
+            queue.append(Text(request, place, self._num_added))
+            self._num_added += 1
+
+    def take(self) -> Batch | None:
+        """The next batch: the oldest text with others of its length.
+
+        Rows that would stay empty take shorter texts, the longest of them first.
+        """
+        self._drop_cancelled()
+        heads = [(queue[0].number, length) for length, queue in self._queues.items() if queue]
+        if not heads:
+            return None
+        length = min(heads)[1]
+        texts = self._pop(length, self.grid.most_rows(length))
+        rows = self.grid.rows_for(length, len(texts))
+        for shorter in reversed([each for each in self._queues if each < length]):
+            texts += self._pop(shorter, rows - len(texts))
+        return Batch(Shape(rows, length), texts)
+
+    def _drop_cancelled(self) -> None:
+        """Of the heads alone: what stands behind them is looked at when it is taken."""
+        for queue in self._queues.values():
+            while queue and queue[0].request.future.cancelled():
+                queue.popleft()
+
+    def _pop(self, length: int, most: int) -> list[Text]:
+        """Up to `most` texts of a queue that are still wanted."""
+        queue = self._queues[length]
+        texts: list[Text] = []
+        while queue and len(texts) < most:
+            text = queue.popleft()
+            if not text.request.future.cancelled():
+                texts.append(text)
+        return texts

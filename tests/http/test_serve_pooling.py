@@ -1,0 +1,132 @@
+"""The life of a server whose model gives embeddings."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from paged.http.cli import main
+from paged.runtime.async_engine import AsyncEngine
+from paged.runtime.pooling.engine import PoolingEngine
+from tests.http.test_serve import ROOT, Server
+from tests.models.harness import write_checkpoint
+from tests.models.test_embedder_goldens import golden_of
+from tests.runtime.pooling.pooling_fakes import letter_tokenizer
+
+# The real command line and server around a fake device: a tenth of a second for four texts.
+FAKE = """
+import sys
+from paged.http.cli import main
+from paged.runtime.pooling.engine import PoolingEngine
+from tests.runtime.pooling.pooling_fakes import FakeRunner, pooling_engine
+PoolingEngine.from_config = lambda config: pooling_engine(FakeRunner(pause=0.1))
+sys.exit(main(["serve", "--host=127.0.0.1", "--port=0", "--runner=pooling", *sys.argv[1:]]))
+"""
+REAL = """
+import sys
+from paged.http.cli import main
+sys.exit(main(["serve", "--host=127.0.0.1", "--port=0", *sys.argv[1:]]))
+"""
+
+
+@contextmanager
+def server(program: str, *flags: str) -> Iterator[Server]:
+    argv = [sys.executable, "-c", program, *flags]
+    with subprocess.Popen(
+        argv, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            yield Server(process)
+        finally:
+            process.kill()
+
+
+class Asking(threading.Thread):
+    """A request on its way; `reply` once it has ended."""
+
+    def __init__(self, url: str, body: Any) -> None:
+        super().__init__()
+        self.url, self.body = url, body
+        self.start()
+
+    def run(self) -> None:
+        self.reply = httpx2.post(f"{self.url}/embeddings", json=self.body, timeout=20)
+
+
+def wait_until_busy(running: Server) -> None:
+    metrics = running.url.removesuffix("/v1") + "/metrics"
+    while 'num_requests_running{engine="0",model_name="SmolLM2-135M-Instruct"} 0.0' in (
+        httpx2.get(metrics).text
+    ):
+        pass
+
+
+def test_a_signal_lets_running_requests_finish() -> None:
+    with server(FAKE) as running:
+        asking = Asking(running.url, {"input": ["a"] * 20})
+        wait_until_busy(running)
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(10) == 0
+        asking.join(5)
+        assert len(asking.reply.json()["data"]) == 20
+        assert running.process.stderr
+        assert "Finishing running requests" in running.process.stderr.read()
+
+
+def test_requests_that_take_too_long_are_told_so() -> None:
+    with server(FAKE, "--shutdown-timeout=0.2") as running:
+        asking = Asking(running.url, {"input": ["a"] * 400})
+        wait_until_busy(running)
+        assert running.wait_after(signal.SIGTERM) < 3
+        assert running.process.returncode == 0
+        asking.join(5)
+        assert asking.reply.status_code == 500
+        assert "engine has stopped" in asking.reply.json()["error"]["message"]
+
+
+def test_generating_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(golden_of("bert")["config"]))
+    for command in (["generate", "--prompt", "a", "--model"], ["serve", "--runner=generate"]):
+        assert main([*command, str(tmp_path)]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith("paged: error: ")
+        assert "embeddings or scores" in line
+
+
+def test_text_is_for_the_other_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[str] = []
+
+    def choose(name: str) -> Any:
+        def refuse(*args: Any, **how: Any) -> None:
+            chosen.append(name)
+            raise KeyboardInterrupt
+
+        return refuse
+
+    monkeypatch.setattr(PoolingEngine, "from_config", choose("pooling"))
+    monkeypatch.setattr(AsyncEngine, "from_config", choose("text"))
+    for flags in ((), ("--runner=pooling",), ("--runner=generate",)):
+        assert main(["serve", "--host=127.0.0.1", "--port=0", *flags]) == 130
+    assert chosen == ["text", "pooling", "text"]
+
+
+@pytest.mark.slow
+def test_the_whole_of_it(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, golden_of("roberta"))
+    letter_tokenizer().backend.save(str(tmp_path / "tokenizer.json"))
+    sizes = ("--max-model-len=16", "--max-num-seqs=1", "--max-num-batched-tokens=16")
+    with server(REAL, str(tmp_path), f"--compile-cache-dir={tmp_path}", *sizes) as running:
+        reply = httpx2.post(f"{running.url}/embeddings", json={"input": ["a"] * 4}, timeout=20)
+        assert len(reply.json()["data"][3]["embedding"]) == 72
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(20) == 0
