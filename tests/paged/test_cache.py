@@ -76,9 +76,10 @@ def test_padding_tokens_are_dropped(dtype: str, count: int) -> None:
 
 @dtypes
 def test_pages_are_copied_in_every_layer(dtype: str) -> None:
-    layers = (random_pages(spec_of(dtype), 0), random_pages(spec_of(dtype), 1))
+    spec = spec_of(dtype)
+    layers = (random_pages(spec, 0), random_pages(spec, 1))
     source, target = jnp.asarray([1, 2, 0]), jnp.asarray([3, 4, DROPPED])
-    copied = copy_pages(PagedKVCache(layers), source, target)
+    copied = copy_pages(PagedKVCache(layers, spec.homes), source, target)
     for before, after in zip(layers, copied.layers, strict=True):
         which = jnp.asarray([0, 1, 2, 1, 2])
         assert_equal(after, jax.tree.map(lambda x, which=which: x[which], before))
