@@ -11,7 +11,7 @@ from paged.runtime.memory import MemoryPlan
 from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
 
 MAX_MODEL_LEN, VOCABULARY = 2**20, 49_000
-_MEMORY = MemoryPlan(None, 0, 0, 0, 1, 1, 1, MAX_MODEL_LEN)
+_MEMORY = MemoryPlan(None, 0, 0, 0, 1, 1, 1, MAX_MODEL_LEN, MAX_MODEL_LEN)
 
 
 @dataclass

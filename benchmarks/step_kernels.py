@@ -131,7 +131,7 @@ def scattered_slots(shapes: StepShapes, case: Case) -> SlotState:
     order = rng.permutation(np.arange(1, NUM_PAGES))[: case.num_rows * pages]
     tables = np.zeros((MAX_NUM_SEQS, shapes.pages_per_sequence), np.int32)
     tables[: case.num_rows, :pages] = order.reshape(case.num_rows, pages)
-    return SlotState(jnp.asarray(tables), jnp.zeros(MAX_NUM_SEQS, jnp.int32))
+    return SlotState((jnp.asarray(tables),), jnp.zeros(MAX_NUM_SEQS, jnp.int32))
 
 
 class Steps:

@@ -1,4 +1,4 @@
-"""The command line: `paged serve`, `generate`, `chat`, `bench`.
+"""The command line: `paged serve`, `generate`, `chat`, `bench`, `convert`.
 
 Arguments are parsed before JAX or transformers are imported, so that help and mistakes are instant.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import paged
-from paged.http.options import SamplingOptions, ServeOptions
+from paged.http.options import ConvertOptions, SamplingOptions, ServeOptions
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError, EngineDead
 from paged.runtime.flags import add_flags
@@ -158,11 +158,18 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser, add_engine_flags)
 
 
+def _add_convert(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="Folder, GGUF file or hub id of the model.")
+    parser.add_argument("out", metavar="OUT", help="Folder to make; `paged serve OUT` serves it.")
+    add_flags(parser, ConvertOptions, "conversion")
+
+
 _COMMANDS = {
     "serve": _Command("serve a model over the OpenAI API", "paged.http.serve:run", _add_serve),
     "generate": _Command("continue prompts", "paged.http.terminal:generate", _add_generate),
     "chat": _Command("talk to a model", "paged.http.terminal:chat", _add_chat),
     "bench": _Command("measure speed", "paged.runtime.bench.arguments:run", _add_bench),
+    "convert": _Command("make a model load faster", "paged.http.convert:run", _add_convert),
 }
 
 

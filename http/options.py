@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
-from paged.runtime.flags import option
+from paged.runtime.flags import option, same_option
 
 _LONGEST_SHUTDOWN = 24 * 60 * 60
 
@@ -69,3 +70,14 @@ class SamplingOptions:
     min_p: float | None = option(None, "Drop tokens below this share of the likeliest one.")
     repetition_penalty: float | None = option(None, "Above 1 to repeat less.")
     stop: tuple[str, ...] = option((), "Texts that end the answer.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions:
+    """How `paged convert` finds the model and writes it."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", "Element type of the weights in the folder; auto is the checkpoint's."
+    )
+    revision: str | None = same_option(EngineConfig, "revision")
+    download_dir: str | None = same_option(EngineConfig, "download_dir")

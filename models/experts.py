@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.sharding import NamedSharding, PartitionSpec
 
 from paged import matmul
 from paged.attention import AttentionMetadata
@@ -295,6 +296,12 @@ class StackedSpec(ParamSpec):
     """
 
     each: ParamSpec
+
+    def spread(self, sharding: Any) -> tuple[Any, ...]:
+        """See `ParamSpec.spread`: an expert's share is that of its own axes."""
+        if isinstance(sharding, NamedSharding):
+            sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+        return self.each.spread(sharding) * self.shape[0]
 
     def assemble(self, tensors: Sequence[jax.Array], dtype: jnp.dtype) -> jax.Array:
         """See `ParamSpec.assemble`."""

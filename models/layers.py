@@ -314,12 +314,13 @@ def run_layers(
         (x [T, D], cache with this step's keys and values).
     """
     angles = angles or [rotation(config, meta.positions)] * config.num_layers
-    each = zip(params.layers, cache.layers, angles, config.windows, strict=True)
-    layers = []
-    for weights, pages, turn, window in each:
-        x, pages = layer(weights, x, pages, turn, meta, config=config, window=window)
-        layers.append(pages)
-    return x, PagedKVCache(tuple(layers))
+    of_group, arrays = meta.of_groups(), list(cache.layers)
+    each = zip(params.layers, cache.homes, angles, config.windows, strict=True)
+    for weights, home, turn, window in each:
+        pages, group = arrays[home.array], of_group[home.group]
+        x, pages = layer(weights, x, pages, turn, group, config=config, window=window)
+        arrays[home.array] = pages
+    return x, PagedKVCache(tuple(arrays), cache.homes)
 
 
 def logits(params: DecoderParams, config: ModelConfig, hidden: jax.Array) -> jax.Array:

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from paged.errors import ConfigError
 from paged.models.weights import ParamSpec, Part
@@ -35,6 +36,12 @@ def expanded(blocks: jax.Array, scales: jax.Array) -> jax.Array:
 @dataclass(frozen=True)
 class Mxfp4Spec(ParamSpec):
     """A parameter of which the checkpoint has `parts` blocks [X, N, K / 32, 16] and scales."""
+
+    def spread(self, sharding: Any) -> tuple[Any, ...]:
+        """See `ParamSpec.spread`: of experts, each device gets those it needs, and all of them."""
+        if isinstance(sharding, NamedSharding):
+            sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
+        return (sharding,) * len(self.parts)
 
     def assemble(self, tensors: Sequence[jax.Array], dtype: jnp.dtype) -> jax.Array:
         """See `ParamSpec.assemble`: expanded, with the inputs before the outputs."""

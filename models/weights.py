@@ -205,6 +205,23 @@ class ParamSpec:
     transpose: bool = False
     dtype: jnp.dtype | None = None
 
+    def spread(self, sharding: Any) -> tuple[Any, ...]:
+        """Where the view of each part goes, for a device to get what it needs of it alone.
+
+        A kind of parameter that assembles itself in another way says this in another way, too.
+
+        Args:
+            sharding: of the parameter; what is no `NamedSharding` goes for the parts, too.
+        """
+        if not isinstance(sharding, NamedSharding):
+            return (sharding,) * len(self.parts)
+        axes = [*sharding.spec, *[None] * (len(self.shape) - len(sharding.spec))]
+        if self.transpose:
+            axes = [*axes[1:], axes[0]]
+        if len(self.parts) > 1:
+            axes[self.join_axis] = None  # a device's share begins and ends anywhere in the parts
+        return (NamedSharding(sharding.mesh, PartitionSpec(*axes)),) * len(self.parts)
+
     def assemble(self, tensors: Sequence[jax.Array], dtype: jnp.dtype) -> jax.Array:
         """Make the parameter of what its `parts`, in their order, cut of checkpoint tensors."""
         views = [

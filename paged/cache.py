@@ -1,9 +1,9 @@
 """The paged KV cache on the device: the pages of each layer, written in place.
 
-A page holds the keys and values of `page_size` consecutive tokens of one sequence for one layer.
-Each layer has its own arrays, so that a donated in-place write never copies a neighbour. Page 0 is
-the null page (`paged.pool.NULL_PAGE`): page tables are padded with it and nothing reads it
-unmasked.
+A page holds the keys and values of `page_size` consecutive tokens of one sequence, for the layers
+of one group (see `paged.groups`). Each layer of a group has its own arrays, so that a donated
+in-place write never copies a neighbour. Page 0 is the null page (`paged.pool.NULL_PAGE`): page
+tables are padded with it and nothing reads it unmasked.
 
 Models with latent attention (DeepSeek) keep a single row for a token, the key for all query heads;
 its first elements, the latent, are the value too.
@@ -16,11 +16,14 @@ element, and its scale stands beside the page.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import lax
+
+from paged.groups import LayerGroup, Windows
 
 DROPPED = 2**30
 """Write indices from here on are beyond any page: what is written there is dropped."""
@@ -48,17 +51,25 @@ def has_scales(dtype: jnp.dtype) -> bool:
     return jnp.issubdtype(dtype, jnp.integer)
 
 
+class Home(NamedTuple):
+    """Where a layer keeps keys and values: in the pages of its group's tables, in which array."""
+
+    group: int
+    array: int
+
+
 @dataclass(frozen=True)
 class CacheSpec:
     """What one page is made of, and how many there are.
 
     Attributes:
-        num_layers: layers that keep keys and values.
-        num_pages: pages per layer, the null page included.
+        num_layers: layers that a page holds keys and values of: those of one group.
+        num_pages: pages, the null page included.
         page_size: tokens a page holds.
         num_kv_heads: key heads (and as many value heads) per layer.
         head_dim: elements of one head.
         dtype: element type of the pages, one of KV_DTYPES.
+        groups: the layers that share page tables; empty if all of the model's do.
         latent_rank: elements of the latent, of pages that hold a single row of head_dim elements
             for a token (num_kv_heads is 1), never in 8 bits; None for keys and values.
     """
@@ -69,11 +80,29 @@ class CacheSpec:
     num_kv_heads: int
     head_dim: int
     dtype: jnp.dtype
+    groups: tuple[LayerGroup, ...] = ()
     latent_rank: int | None = None
 
     @property
+    def homes(self) -> tuple[Home, ...]:
+        """Where each layer of the model keeps its tokens."""
+        if not self.groups:
+            return tuple(Home(0, layer) for layer in range(self.num_layers))
+        homes = {
+            layer: Home(group, array)
+            for group, each in enumerate(self.groups)
+            for array, layer in enumerate(each.layers)
+        }
+        return tuple(homes[layer] for layer in range(len(homes)))
+
+    @property
+    def windows(self) -> Windows:
+        """Of each group: a sequence has as many page tables."""
+        return tuple(group.window for group in self.groups) or (None,)
+
+    @property
     def bytes_per_page(self) -> int:
-        """Bytes one page takes over all layers, scales included."""
+        """Bytes one page takes over the layers of a group, scales included."""
         if self.latent_rank is not None:
             return self.num_layers * self.page_size * self.head_dim * self.dtype.itemsize
         bytes_per_pair = 2 * self.head_dim * self.dtype.itemsize
@@ -124,14 +153,20 @@ class Pages:
 
 @struct.dataclass
 class PagedKVCache:
-    """The pages of every layer, as a pytree that is donated through each step."""
+    """The pages of every layer, as a pytree that is donated through each step.
+
+    Attributes:
+        layers: those of one layer of each group (see `paged.groups`).
+        homes: of the model's layers (static).
+    """
 
     layers: tuple[Pages, ...]
+    homes: tuple[Home, ...] = struct.field(pytree_node=False)
 
     @classmethod
     def zeros(cls, spec: CacheSpec) -> PagedKVCache:
         """Allocate every page, zeroed."""
-        return cls(tuple(Pages.zeros(spec) for _ in range(spec.num_layers)))
+        return cls(tuple(Pages.zeros(spec) for _ in range(spec.num_layers)), spec.homes)
 
     @classmethod
     def shapes(cls, spec: CacheSpec) -> PagedKVCache:

@@ -9,6 +9,9 @@ Every page but the null page is in one of three states, and the three always add
 A used page is held by one or more page tables, which the pool counts. A cached page is held by
 nobody but carries the hash of its content; it is shared again on a hit, or evicted, least recently
 used first, when the free pages run out. All operations take constant time per page.
+
+A page serves the layers of one group (see `paged.groups`): tokens have a page in each, and so their
+hash names one page a group.
 """
 
 from __future__ import annotations
@@ -121,22 +124,27 @@ class PagePool:
             else:
                 self._free.append(page)
 
-    def register(self, page: int, content: bytes) -> None:
-        """Let a used page be found by the hash of its content.
+    def register(self, page: int, content: bytes, group: int = 0) -> None:
+        """Let a used page be found by the hash of its content, in its group of layers.
 
         If another page holds that hash already, this one stays without: a hash names one page.
         """
         assert self._references[page], f"page {page} is not used: its content is undefined"
         assert page not in self._hash_of, f"page {page} already carries a hash"
+        content = _of_group(content, group)
         if self.enable_prefix_caching and content not in self._page_of:
             self._page_of[content] = page
             self._hash_of[page] = content
 
-    def match(self, hashes: Sequence[bytes]) -> list[int]:
+    def find(self, content: bytes, group: int = 0) -> int | None:
+        """The page of a group that holds the content of that hash. Takes no reference."""
+        return self._page_of.get(_of_group(content, group))
+
+    def match(self, hashes: Sequence[bytes], group: int = 0) -> list[int]:
         """Pages that hold the longest known prefix of a hash chain. Takes no references."""
         pages = []
         for content in hashes:
-            page = self._page_of.get(content)
+            page = self._page_of.get(_of_group(content, group))
             if page is None:
                 break
             pages.append(page)
@@ -172,3 +180,8 @@ class PagePool:
         del self._page_of[self._hash_of.pop(page)]
         self._free.append(page)
         self.num_evicted += 1
+
+
+def _of_group(content: bytes, group: int) -> bytes:
+    """The hash of what a group of layers keeps of the same tokens; all hashes have one length."""
+    return content + group.to_bytes(2) if group else content

@@ -51,9 +51,13 @@ class Layout:
     num_updates: int
 
     @classmethod
-    def make(cls, bucket: Bucket, page_size: int) -> Layout:
-        """Room for the pages a step's tokens can fill, and two more a row (its ends, a copy)."""
-        return cls(bucket, bucket.num_tokens // page_size + 2 * bucket.num_rows)
+    def make(cls, bucket: Bucket, page_size: int, num_groups: int = 1) -> Layout:
+        """Room for the pages a step's tokens can fill, and two more a row (its ends, a copy).
+
+        All but the last in each group of layers.
+        """
+        num_pages = num_groups * (bucket.num_tokens // page_size + bucket.num_rows)
+        return cls(bucket, num_pages + bucket.num_rows)
 
     @property
     def size(self) -> int:
@@ -79,7 +83,7 @@ class StepBatch(NamedTuple):
     Attributes:
         tokens: [T] int32, ON_DEVICE where the slot's newest token goes.
         slots, query_len, context_len: [R] int32 (see `AttentionMetadata`).
-        updates: [D, 3] int32 `PageUpdate`s; padding rows have a slot out of range.
+        updates: [D, 3] int32 `PageUpdate`s; padding rows have a table out of range.
         sampling: [R, F] int32, for `unpack_sampling`.
     """
 

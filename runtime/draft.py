@@ -14,22 +14,26 @@ class Draft:
 
     Attributes:
         budget: tokens that the step still has room for.
+        num_slots: of the device.
         decodes, chunks: its rows of one token, and the longer ones.
         admitted, page_updates, copies: see `StepPlan`.
     """
 
     budget: int
+    num_slots: int
     decodes: list[Row] = field(default_factory=list)
     chunks: list[Row] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     page_updates: list[PageUpdate] = field(default_factory=list)
     copies: list[PageCopy] = field(default_factory=list)
 
-    def give_pages(self, sequence: Sequence, pages: list[int]) -> None:
-        assert sequence.slot is not None, "only a running sequence has a page table"
-        for index, page in enumerate(pages, start=len(sequence.page_table)):
-            self.page_updates.append(PageUpdate(sequence.slot, index, page))
-        sequence.page_table += pages
+    def give_pages(self, sequence: Sequence, group: int, pages: list[int]) -> None:
+        """Append pages to the sequence's table of a group of layers."""
+        assert sequence.slot is not None, "only a running sequence has page tables"
+        entries, table = sequence.page_tables[group], group * self.num_slots + sequence.slot
+        for index, page in enumerate(pages, start=len(entries)):
+            self.page_updates.append(PageUpdate(table, index, page))
+        entries += pages
 
     def prefills(self, sequence: Sequence) -> bool:
         """Whether the plan computes prompt tokens of the sequence."""

@@ -28,6 +28,12 @@ def option(default: Any, help: str, *, also: tuple[str, ...] = (), **how: Any) -
     return field(default=default, metadata={"help": help, "also": also, "how": how})
 
 
+def same_option(config: type[Any], name: str) -> Any:
+    """A field that is declared in another dataclass, for a command that needs it too."""
+    [known] = [each for each in fields(config) if each.name == name]
+    return field(default=known.default, metadata=known.metadata)
+
+
 def add_flags(parser: argparse.ArgumentParser, config: type[Any], title: str) -> None:
     """One flag for each field, in a group of its own."""
     group = parser.add_argument_group(title)

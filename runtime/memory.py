@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from paged.runtime.errors import ConfigError
@@ -20,6 +22,7 @@ class MemoryPlan:
         steps: temporaries and outputs of compiled steps, as XLA reports them.
         bytes_per_page, page_size, num_pages: the pages, the null page included.
         max_model_len: longest sequence.
+        pages_per_sequence: pages that one holds at its end, in all groups of layers.
     """
 
     budget: int | None
@@ -30,16 +33,21 @@ class MemoryPlan:
     page_size: int
     num_pages: int
     max_model_len: int
+    pages_per_sequence: int
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that fit in the pages at once."""
-        return (self.num_pages - 1) * self.page_size
+        """Tokens of the longest sequences that fit in the pages at once.
+
+        Of shorter ones fewer fit if layers have windows, which these do not outgrow.
+        """
+        tokens = self.page_size * -(-self.max_model_len // self.page_size)
+        return (self.num_pages - 1) * tokens // self.pages_per_sequence
 
     @property
     def num_full_sequences(self) -> float:
         """Sequences of max_model_len tokens that fit at once."""
-        return (self.num_pages - 1) / -(-self.max_model_len // self.page_size)
+        return (self.num_pages - 1) / self.pages_per_sequence
 
     def report(self) -> str:
         """Some lines for the start-up log."""
@@ -84,7 +92,7 @@ def fit_model_len(
     wanted: int | None,
     model_len: int,
     num_pages: int,
-    page_size: int,
+    pages_of: Callable[[int], int],
     kv_bytes: int,
     bytes_per_page: int,
 ) -> int:
@@ -94,15 +102,16 @@ def fit_model_len(
         wanted: --max-model-len; None is the model's own length, -1 the longest that fits.
         model_len: what the model was made for.
         num_pages: pages, the null page included.
+        pages_of: pages that a sequence of so many tokens holds at once.
         kv_bytes: bytes the pages may take.
 
     Raises:
         ConfigError: it does not fit, or is more than the model was made for; with the numbers, the
             largest length that would fit and the flags that would help.
     """
-    fits = (num_pages - 1) * page_size
+    fits = bisect_right(range(model_len + 1), num_pages - 1, key=pages_of) - 1
     if wanted == -1:
-        wanted = min(model_len, fits)
+        wanted = fits
     length = model_len if wanted is None else wanted
     if length > model_len:
         raise ConfigError(
@@ -110,7 +119,7 @@ def fit_model_len(
             f"(max_position_embeddings). Use at most {model_len}."
         )
     if length > fits or fits < 2:
-        needed = (-(-length // page_size) + 1) * bytes_per_page
+        needed = (pages_of(length) + 1) * bytes_per_page
         raise ConfigError(
             f"The model's max seq len ({length}) is larger than the maximum number of tokens that "
             f"can be stored in KV cache ({max(fits, 0)}): one such sequence needs {_size(needed)}, "

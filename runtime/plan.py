@@ -35,9 +35,12 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 class PageUpdate(NamedTuple):
-    """Entry `entry` of the slot's page table becomes `page`."""
+    """Entry `entry` of a page table becomes `page`.
 
-    slot: int
+    Tables are numbered group by group: with S slots, slot s has tables s, S + s, 2 * S + s, ...
+    """
+
+    table: int
     entry: int
     page: int
 

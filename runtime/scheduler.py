@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections import abc
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from paged.groups import Windows, most_pages
 from paged.pool import PagePool
-from paged.prefix import extend_hashes
 from paged.runtime.draft import Draft
 from paged.runtime.order import ORDERS, Line, WaitingLine
-from paged.runtime.plan import PageCopy, Row, StepPlan, TokenEvent
+from paged.runtime.page_tables import PageTables, Prefix
+from paged.runtime.plan import Row, StepPlan, TokenEvent
 from paged.runtime.sequence import FinishReason, Sequence, Status
 
 
@@ -41,6 +42,7 @@ class SchedulerConfig:
             As `benchmarks/kv_waste.py` measures it in 2,000 (5,000) pages, 16 % (11 %) of the
             tokens computed had been computed before; room for 8 steps makes that 2.4 % (0.03 %),
             for 1.1 % more steps.
+        windows: of the groups of layers.
     """
 
     max_num_seqs: int
@@ -50,6 +52,7 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     growth_steps: int = 8
+    windows: Windows = (None,)
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_num_seqs <= self.max_num_batched_tokens:
@@ -67,12 +70,13 @@ class SchedulerConfig:
         if self.policy not in ORDERS:
             raise ValueError(f"policy must be one of {', '.join(ORDERS)}, got {self.policy!r}")
 
-
-class _Prefix(NamedTuple):
-    """The first tokens of a waiting sequence, as far as pages hold them already."""
-
-    num_tokens: int
-    pages: list[int]  # the last may be filled in part
+    @property
+    def longest_chunk(self) -> int:
+        """Tokens of one sequence in a step at most."""
+        if not self.enable_chunked_prefill:
+            return self.max_model_len
+        threshold = self.long_prefill_token_threshold or self.max_num_batched_tokens
+        return min(threshold, self.max_num_batched_tokens, self.max_model_len)
 
 
 class Scheduler:
@@ -87,13 +91,15 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
         self.config = config
         self.pool = pool
-        if self._num_pages(config.max_model_len) >= pool.num_pages:
+        longest, chunk = config.max_model_len, config.longest_chunk
+        num_pages = most_pages(config.windows, longest, chunk, pool.page_size)
+        if num_pages >= pool.num_pages:
             raise ValueError(
-                f"max_model_len {config.max_model_len} takes "
-                f"{self._num_pages(config.max_model_len)} pages of {pool.page_size} tokens, and "
+                f"max_model_len {longest} takes {num_pages} pages of {pool.page_size} tokens, and "
                 f"the pool has {pool.num_pages - 1}: lower max_model_len or give the cache more "
                 f"memory"
             )
+        self._tables = PageTables(pool, config.windows, chunk)
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.num_preemptions = 0
@@ -125,7 +131,11 @@ class Scheduler:
         """Share of the token places in held pages that hold no token. (A shared page is full.)"""
         held = self.pool.num_used * self.pool.page_size
         page_size = self.pool.page_size
-        empty = sum(len(each.page_table) * page_size - each.num_computed for each in self._running)
+        empty = sum(
+            len(table) * page_size - each.num_computed
+            for each in self._running
+            for table in each.page_tables
+        )
         return empty / held if held else 0.0
 
     def add(self, sequence: Sequence) -> None:
@@ -177,7 +187,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None if nothing can advance before a step in flight is read."""
-        draft = Draft(budget=self.config.max_num_batched_tokens)
+        draft = Draft(self.config.max_num_batched_tokens, self.config.max_num_seqs)
         preempted = self._schedule_running(draft)
         if not preempted:
             self._schedule_waiting(draft)
@@ -204,7 +214,7 @@ class Scheduler:
             sequence.outputs.append(token)
             sequence.num_pending -= 1
             if sequence.num_tokens % page_size == 0:
-                self._register_pages(sequence)
+                self._tables.register(sequence)
             reason = _finish_reason(sequence, token)
             if reason is not None:
                 if reason is FinishReason.STOP and token not in sequence.limits.eos_token_ids:
@@ -215,22 +225,21 @@ class Scheduler:
 
     def _schedule_running(self, draft: Draft) -> bool:
         """Advance the running sequences; return whether one had to be preempted for it."""
-        num_preemptions, page_size = self.num_preemptions, self.pool.page_size
+        num_preemptions = self.num_preemptions
         # A preemption removes the last in line, which has no row yet: the loop only ends sooner.
         for index, sequence in enumerate(self._running):
             num_outputs = len(sequence.outputs) + sequence.num_pending
             if num_outputs >= sequence.limits.max_tokens:
                 continue  # its last token is on the way
             num_left = len(sequence.prompt) + num_outputs - sequence.num_computed
-            if num_left > 1:  # known tokens, for which it got pages on admission
+            length = 1
+            if num_left > 1:
                 # One token is kept for each sequence behind: no prompt holds up their decoding.
                 budget = draft.budget - (len(self._running) - index - 1)
                 length = self._chunk_length(num_left, budget)
+            end = sequence.num_computed + length
+            if end <= sequence.horizon or self._reach(draft, sequence, end):
                 self._add_row(draft, sequence, length, samples=length == num_left)
-                continue
-            capacity = len(sequence.page_table) * page_size
-            if sequence.num_computed < capacity or self._add_page(draft, sequence):
-                self._add_row(draft, sequence, 1, samples=True)
         return self.num_preemptions > num_preemptions
 
     def _schedule_waiting(self, draft: Draft) -> None:
@@ -245,71 +254,59 @@ class Scheduler:
             return min(num_left, budget, self.config.long_prefill_token_threshold or num_left)
         return num_left if num_left <= budget else 0
 
-    def _add_page(self, draft: Draft, sequence: Sequence) -> bool:
-        """Give a running sequence one more page, at the cost of the last in line if need be.
+    def _reach(self, draft: Draft, sequence: Sequence, end: int) -> bool:
+        """Let a running sequence's tables reach `end`, at the cost of the last in line if need be.
 
         Returns False if that is the sequence itself.
         """
-        while not self.pool.can_allocate(1):
+        missing = self._tables.missing(sequence, end)
+        while not self.pool.can_allocate(sum(missing)):
             victim = self._running.last
             assert victim is not None, "a running sequence is in line"
             self._preempt(victim)
             if victim is sequence:
                 return False
-        draft.give_pages(sequence, self.pool.allocate(1))
+        self._tables.grow(draft, sequence, missing, end)
         return True
 
     def _admit(self, draft: Draft, sequence: Sequence) -> bool:
-        """Give the sequence a slot and pages for all its known tokens, if that leaves some over."""
+        """Give the sequence a slot and pages for its known tokens, if that leaves some over."""
         if sequence.num_pending:
             return False  # preempted, and its newest tokens are still on the way
         prefix = self._find_prefix(draft, sequence)
         num_left = sequence.num_tokens - prefix.num_tokens
         length = self._chunk_length(num_left, draft.budget)
-        # Whole pages are shared. One that is filled in part would be written to: it is copied.
-        num_shared = prefix.num_tokens // self.pool.page_size
-        shared, copied = prefix.pages[:num_shared], prefix.pages[num_shared:]
-        num_own = self._num_pages(sequence.num_tokens) - num_shared
         num_spare = len(self._running) * self.config.growth_steps // self.pool.page_size
-        if not length or not self.pool.can_allocate(num_own + num_spare, shared):
+        num_pages = self._tables.num_own(sequence, prefix) + num_spare * len(self.config.windows)
+        if not length or not self.pool.can_allocate(num_pages, prefix.shared):
             return False
         self._waiting.remove(sequence)
         self._running.add(sequence)
-        self._start(sequence, prefix.num_tokens, num_shared)
-        self.pool.share(shared)
-        own = self.pool.allocate(num_own)
+        self._start(sequence, prefix)
         draft.admitted.append(sequence)
-        draft.give_pages(sequence, shared + own)
-        draft.copies += map(PageCopy, copied, own)
+        self._tables.start(draft, sequence, prefix, length)
         self._add_row(draft, sequence, length, samples=length == num_left)
         return True
 
-    def _start(self, sequence: Sequence, num_computed: int, num_registered: int) -> None:
+    def _start(self, sequence: Sequence, prefix: Prefix) -> None:
         sequence.status = Status.RUNNING
         sequence.slot = self._free_slots.pop()
-        sequence.num_computed = num_computed
-        sequence.num_registered = num_registered
         if sequence.num_cached < 0:
-            sequence.num_cached = num_computed
+            sequence.num_cached = prefix.num_tokens
             if self.pool.enable_prefix_caching and sequence.reads_prefix_cache:
                 self.prefix_queries += len(sequence.prompt)
-                self.prefix_hits += num_computed
+                self.prefix_hits += prefix.num_tokens
 
-    def _find_prefix(self, draft: Draft, sequence: Sequence) -> _Prefix:
+    def _find_prefix(self, draft: Draft, sequence: Sequence) -> Prefix:
         """The tokens that need not be computed: all but at least one, whose logits are wanted."""
         if not sequence.reads_prefix_cache:
-            return _Prefix(0, [])
-        parent, page_size = sequence.parent, self.pool.page_size
+            return self._tables.no_prefix()
+        parent = sequence.parent
         if parent and sequence.status is Status.WAITING and self._has_prompt(draft, parent):
-            num_tokens = len(sequence.prompt) - 1
-            sequence.page_hashes = parent.page_hashes[: num_tokens // page_size]
-            return _Prefix(num_tokens, parent.page_table[: self._num_pages(num_tokens)])
-        if not self.pool.enable_prefix_caching:
-            return _Prefix(0, [])
-        num_pages = (sequence.num_tokens - 1) // page_size
-        self._hash_pages(sequence, num_pages)
-        pages = self.pool.match(sequence.page_hashes[:num_pages])
-        return _Prefix(len(pages) * page_size, pages)
+            prefix = self._tables.forked_prefix(sequence, parent)
+            if prefix is not None:
+                return prefix
+        return self._tables.cached_prefix(sequence)
 
     def _has_prompt(self, draft: Draft, parent: Sequence) -> bool:
         """Whether earlier steps wrote the parent's prompt: a step copies pages before it writes."""
@@ -325,25 +322,7 @@ class Scheduler:
         sequence.num_computed += length
         sequence.num_pending += samples
         if sequence.num_computed % self.pool.page_size < length:  # a page has become full
-            self._register_pages(sequence)
-
-    def _register_pages(self, sequence: Sequence) -> None:
-        """Let the pool find the pages that are full of known tokens, scheduled to be written."""
-        first = sequence.num_registered
-        full = min(sequence.num_computed, sequence.num_tokens) // self.pool.page_size
-        if full <= first or not self.pool.enable_prefix_caching:
-            return
-        self._hash_pages(sequence, full)
-        for index in range(first, full):
-            self.pool.register(sequence.page_table[index], sequence.page_hashes[index])
-        sequence.num_registered = full
-
-    def _hash_pages(self, sequence: Sequence, num_pages: int) -> None:
-        """Extend the sequence's page hashes to its first `num_pages` pages."""
-        hashes, page_size = sequence.page_hashes, self.pool.page_size
-        if len(hashes) < num_pages:
-            tokens = sequence.tokens(len(hashes) * page_size, num_pages * page_size)
-            extend_hashes(hashes, tokens, page_size, sequence.cache_salt)
+            self._tables.register(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's pages and slot. What steps in flight sample for it counts."""
@@ -368,15 +347,9 @@ class Scheduler:
         """Take a sequence out of the running ones: its pages and its slot are free at once."""
         assert sequence.slot is not None, "only a running sequence has a slot"
         self._running.remove(sequence)
-        self.pool.release(sequence.page_table)
+        self._tables.release(sequence)
         self._free_slots.append(sequence.slot)
-        sequence.page_table = []
         sequence.slot = None
-        sequence.num_computed = 0
-        sequence.num_registered = 0
-
-    def _num_pages(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.pool.page_size)
 
 
 def _finish_reason(sequence: Sequence, token: int) -> FinishReason | None:

@@ -71,7 +71,11 @@ class Sequence:
         num_pending: tokens sampled by scheduled steps and not read back.
         num_cached: prompt tokens found in the prefix cache at first admission; -1 before.
         num_preemptions: times it had to give its pages back.
-        page_table: page ids; entry i holds positions i * page_size onwards.
+        page_tables: for each group of layers, page ids; entry i holds positions i * page_size
+            onwards. Empty while it does not run.
+        num_behind: how many entries of each table, from the first, its group's window has left
+            behind: they hold the null page.
+        horizon: tokens that it can have computed before its page tables must change.
         page_hashes: prefix-cache hashes of its full pages of known tokens, in order.
         num_registered: how many of its pages, from the first, carry their hash in the pool.
         slot: its row in the device state while running, else None.
@@ -93,7 +97,9 @@ class Sequence:
     num_pending: int = 0
     num_cached: int = -1
     num_preemptions: int = 0
-    page_table: list[int] = field(default_factory=list)
+    page_tables: list[list[int]] = field(default_factory=list)
+    num_behind: list[int] = field(default_factory=list)
+    horizon: int = 0
     page_hashes: list[bytes] = field(default_factory=list)
     num_registered: int = 0
     slot: int | None = None

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from paged.cache import KV_DTYPES, CacheSpec
+from paged.groups import group_layers, most_pages
 from paged.models.config import ModelConfig, resolve_dtype
 from paged.models.loading import ModelSource
 from paged.models.registry import get_family
@@ -75,15 +76,19 @@ def prepare(
         jax.block_until_ready(params)
     with timed("Compiled the steps"):
         runner = StepRunner(shapes, params, progress=progress)
-    scheduling = SchedulerConfig(
+    return runner, _scheduling(config, shapes), memory
+
+
+def _scheduling(config: EngineConfig, shapes: StepShapes) -> SchedulerConfig:
+    return SchedulerConfig(
         max_num_seqs=shapes.buckets.max_num_seqs,
         max_num_batched_tokens=shapes.buckets.mixed[-1],
         max_model_len=shapes.max_model_len,
         policy=config.scheduling_policy,
         enable_chunked_prefill=config.enable_chunked_prefill,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
+        windows=shapes.cache.windows,
     )
-    return runner, scheduling, memory
 
 
 @contextmanager
@@ -164,11 +169,12 @@ def _divide_memory(
         )
         kv_bytes = page_memory(budget, weights, state, steps)
     num_pages = kv_bytes // shapes.cache.bytes_per_page
+    windows, chunk = shapes.cache.windows, _scheduling(config, shapes).longest_chunk
     length = fit_model_len(
         config.max_model_len,
         model.context_length,
         num_pages=num_pages,
-        page_size=config.block_size,
+        pages_of=lambda length: most_pages(windows, length, chunk, config.block_size),
         kv_bytes=kv_bytes,
         bytes_per_page=shapes.cache.bytes_per_page,
     )
@@ -181,6 +187,7 @@ def _divide_memory(
         page_size=config.block_size,
         num_pages=num_pages,
         max_model_len=length,
+        pages_per_sequence=most_pages(windows, length, 1, config.block_size),
     )
     cache = replace(shapes.cache, num_pages=num_pages)
     model = model.for_length(length)
@@ -193,13 +200,15 @@ def _shapes_of_one_sequence(
     """Shapes with the number of pages still open: the longest sequence's worth, alone."""
     wanted = config.max_model_len
     length = model.context_length if wanted in (None, -1) else wanted
+    groups = group_layers(model.windows, length)
     cache = CacheSpec(
-        num_layers=model.num_layers,
+        num_layers=max(len(group.layers) for group in groups),
         num_pages=-(-length // config.block_size) + 1,
         page_size=config.block_size,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         dtype=kv_dtype(config.kv_cache_dtype, dtype, device, latents=model.latent_rank is not None),
+        groups=groups,
         latent_rank=model.latent_rank,
     )
     return StepShapes(

@@ -55,17 +55,19 @@ class SlotState:
     """What each slot keeps on the device between steps.
 
     Attributes:
-        page_tables: [S, P] int32, padded with the null page.
+        page_tables: [S, P] int32 of each group of layers, padded with the null page. An entry that
+            a window has left behind keeps its page; nothing reads it unmasked.
         last_token: [S] int32, the newest sampled token.
     """
 
-    page_tables: jax.Array
+    page_tables: tuple[jax.Array, ...]
     last_token: jax.Array
 
     @classmethod
-    def zeros(cls, num_slots: int, pages_per_sequence: int) -> SlotState:
+    def zeros(cls, num_slots: int, pages_per_sequence: int, num_groups: int = 1) -> SlotState:
+        size = num_slots, pages_per_sequence
         return cls(
-            page_tables=jnp.zeros((num_slots, pages_per_sequence), jnp.int32),
+            page_tables=tuple(jnp.zeros(size, jnp.int32) for _ in range(num_groups)),
             last_token=jnp.zeros(num_slots, jnp.int32),
         )
 
@@ -124,10 +126,11 @@ class StepShapes:
         return -(-self.max_model_len // self.cache.page_size)
 
     def layout(self, bucket: Bucket) -> Layout:
-        return Layout.make(bucket, self.cache.page_size)
+        return Layout.make(bucket, self.cache.page_size, len(self.cache.windows))
 
     def slot_state(self) -> SlotState:
-        return SlotState.zeros(self.buckets.max_num_seqs, self.pages_per_sequence)
+        num_slots, num_groups = self.buckets.max_num_seqs, len(self.cache.windows)
+        return SlotState.zeros(num_slots, self.pages_per_sequence, num_groups)
 
     def sampler_state(self) -> SamplerState:
         return SamplerState.zeros(self.buckets.max_num_seqs, self.model.vocab_size, NUM_RULES)
@@ -145,8 +148,9 @@ def forward(
     """Run the model over a step's tokens. Cache and slots are donated."""
     batch = unpack(packed, shapes.layout(bucket))
     slots = replace(slots, page_tables=_update_tables(slots.page_tables, batch.updates))
+    page_tables, *other_tables = slots.page_tables
     meta = attention_metadata(
-        slots.page_tables,
+        page_tables,
         batch.slots,
         batch.query_len,
         batch.context_len,
@@ -156,6 +160,7 @@ def forward(
         decode_only=bucket.decode_only,
         backend=shapes.backend,
         tilings=shapes.tilings,
+        other_tables=other_tables,
     )
     last = jnp.maximum(meta.query_start + batch.query_len - 1, 0)
     tokens = _fill_newest(batch, last, slots.last_token)
@@ -225,9 +230,16 @@ def score(
 
 
 def update_tables(slots: SlotState, updates: jax.Array) -> SlotState:
-    """Apply page updates [UPDATE_ROOM, 3] of (slot, entry, page); donated."""
+    """Apply page updates [UPDATE_ROOM, 3] (see `PageUpdate`); donated."""
     return replace(slots, page_tables=_update_tables(slots.page_tables, updates))
 
 
-def _update_tables(page_tables: jax.Array, updates: jax.Array) -> jax.Array:
-    return page_tables.at[updates[:, 0], updates[:, 1]].set(updates[:, 2], mode="drop")
+def _update_tables(page_tables: tuple[jax.Array, ...], updates: jax.Array) -> tuple[jax.Array, ...]:
+    updated = []
+    for group, tables in enumerate(page_tables):
+        num_slots = tables.shape[0]
+        slot = updates[:, 0] - group * num_slots
+        if group:  # an index below zero would count from the end
+            slot = jnp.where(slot < 0, num_slots, slot)
+        updated.append(tables.at[slot, updates[:, 1]].set(updates[:, 2], mode="drop"))
+    return tuple(updated)

@@ -14,12 +14,16 @@ import numpy as np
 
 from paged.models.embedder import Embedder, EmbedderParams
 from paged.models.loading.checkpoint import Checkpoint, TensorInfo, load_params
+from paged.models.loading.converted import ConvertedCheckpoint, stored_specs
 from paged.models.loading.dummy import random_params
 from paged.models.loading.safetensors import SafetensorsCheckpoint
 from paged.models.loading.source import ModelSource
 
-# Heads that models were trained with, and buffers that old exporters wrote.
-_UNUSED = re.compile(r"(^|\.)(cls|lm_head|pooler|score|position_ids|token_type_ids)(\.|$)")
+# Heads that models were trained with, and buffers that old exporters wrote. The last is a head that
+# was converted.
+_UNUSED = re.compile(
+    r"(^|\.)(cls|lm_head|pooler|score|position_ids|token_type_ids)(\.|$)|^head\.kernel$"
+)
 
 
 class BodyCheckpoint:
@@ -73,10 +77,13 @@ def load_embedder(
     specs = embedder.specs()
     if source.open_checkpoint is None:
         return random_params(specs, dtype, seed=seed)
-    wanted = [part.name for spec in jax.tree.leaves(specs.body) for part in spec.parts]
-    body = BodyCheckpoint(source.open_checkpoint(), embedder.prefix, wanted)
+    described, prefix, checkpoint = specs.body, embedder.prefix, source.open_checkpoint()
+    if isinstance(checkpoint, ConvertedCheckpoint):
+        described, prefix = stored_specs(described), ""
+    wanted = [part.name for spec in jax.tree.leaves(described) for part in spec.parts]
+    body = BodyCheckpoint(checkpoint, prefix, wanted)
     return EmbedderParams(
-        load_params(specs.body, body, dtype, show_progress=progress),
+        load_params(described, body, dtype, show_progress=progress),
         tuple(
             _load_dense(spec, source.folder, module.folder, dtype)
             for spec, module in zip(specs.dense, embedder.pooling.dense, strict=True)

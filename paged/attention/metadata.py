@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -31,6 +34,8 @@ class AttentionMetadata:
         decode_only: every row has one token and T == R: token r is row r (static).
         backend: name in `paged.attention.BACKENDS` (static).
         tilings: what was measured of its kernels (static).
+        other_groups: page tables and write indices of the further groups of layers. What a layer
+            is given is that of its own group alone.
     """
 
     page_tables: jax.Array
@@ -47,6 +52,15 @@ class AttentionMetadata:
     decode_only: bool = struct.field(pytree_node=False)
     backend: str = struct.field(pytree_node=False)
     tilings: Tilings = struct.field(pytree_node=False, default=BY_RULE)
+    other_groups: tuple[tuple[jax.Array, jax.Array], ...] = ()
+
+    def of_groups(self) -> list[AttentionMetadata]:
+        """The same step for the layers of each group."""
+        pairs = (self.page_tables, self.write_index), *self.other_groups
+        return [
+            replace(self, page_tables=tables, write_index=index, other_groups=())
+            for tables, index in pairs
+        ]
 
 
 def attention_metadata(
@@ -61,11 +75,12 @@ def attention_metadata(
     decode_only: bool,
     backend: str,
     tilings: Tilings = BY_RULE,
+    other_tables: Sequence[jax.Array] = (),
 ) -> AttentionMetadata:
     """Derive the metadata of a step from its rows (see `AttentionMetadata` for shapes).
 
     Tokens of a row are contiguous and rows follow each other, so the rest follows from the lengths.
-    Padding rows stand last.
+    Padding rows stand last. `other_tables` are those of further groups of layers.
     """
     num_rows = slots.shape[0]
     query_end = jnp.cumsum(query_len)
@@ -74,10 +89,11 @@ def attention_metadata(
     row = jnp.minimum(first_beyond(query_end, token), num_rows - 1)
     is_token = token < query_end[-1]
     positions = jnp.where(is_token, context_len[row] + token - query_start[row], 0)
-    page = page_tables[slots[row], positions // page_size]
-    write_index = jnp.where(
-        is_token, page * page_size + positions % page_size, DROPPED + token
-    ).astype(jnp.int32)
+
+    def write_index(tables: jax.Array) -> jax.Array:
+        page = tables[slots[row], positions // page_size]
+        place = jnp.where(is_token, page * page_size + positions % page_size, DROPPED + token)
+        return place.astype(jnp.int32)
 
     tiles = jnp.where(query_len > 1, -(-query_len // tile_size), 0)
     tile_end = jnp.cumsum(tiles)
@@ -91,7 +107,7 @@ def attention_metadata(
         query_len=query_len,
         context_len=context_len,
         positions=positions.astype(jnp.int32),
-        write_index=write_index,
+        write_index=write_index(page_tables),
         tile_row=tile_row.astype(jnp.int32),
         tile_start=tile_start.astype(jnp.int32),
         num_tiles=tile_end[-1].astype(jnp.int32),
@@ -99,6 +115,7 @@ def attention_metadata(
         decode_only=decode_only,
         backend=backend,
         tilings=tilings,
+        other_groups=tuple((tables, write_index(tables)) for tables in other_tables),
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import paged
 from paged.http.cli import main, parse
-from paged.http.options import ServeOptions
+from paged.http.options import ConvertOptions, ServeOptions
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError, EngineDead
@@ -31,7 +31,7 @@ def complaint(capsys: Capture, *argv: str) -> str:
     return line
 
 
-@pytest.mark.parametrize("command", ["", "serve", "generate", "chat", "bench"])
+@pytest.mark.parametrize("command", ["", "serve", "generate", "chat", "bench", "convert"])
 def test_help_is_instant(command: str) -> None:
     """Nothing heavy is imported to print it."""
     code = (
@@ -58,6 +58,13 @@ def test_every_field_of_the_configuration_has_its_flag() -> None:
     assert engine_config("--dtype", "bfloat16", "--gpu-memory-utilization", "0.5") == EngineConfig(
         dtype="bfloat16", gpu_memory_utilization=0.5
     )
+
+
+def test_conversion_takes_two_names_and_shares_flags() -> None:
+    args = parse(["convert", "org/name", "out", "--dtype=float16", "--revision", "v2"])
+    assert (args.model, args.out) == ("org/name", "out")
+    assert read_flags(ConvertOptions, args) == ConvertOptions(dtype="float16", revision="v2")
+    assert read_flags(ConvertOptions, parse(["convert", "a", "b"])) == ConvertOptions()
 
 
 def test_numbers_with_suffixes_are_flags() -> None:

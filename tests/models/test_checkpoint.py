@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import mmap
 import re
+import threading
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,7 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paged.models.loading.checkpoint import CheckpointError, TensorInfo, check_tensors, load_params
+from paged.models.loading import checkpoint as checkpoint_module
+from paged.models.loading.checkpoint import (
+    CheckpointError,
+    TensorInfo,
+    check_tensors,
+    load_params,
+    map_file,
+    release,
+)
 from paged.models.loading.dummy import random_params
 from paged.models.registry import FAMILIES, get_family, model_config
 from paged.models.weights import ParamSpec, param_bytes, param_shapes
@@ -179,3 +191,63 @@ def test_values_that_a_dtype_does_not_hold_are_named():
     load_params(specs, checkpoint, jnp.dtype(jnp.bfloat16), show_progress=False)
     with pytest.raises(CheckpointError, match=r"'model\.norm\.weight'.*6.55e\+04.*bfloat16"):
         load_params(specs, checkpoint, jnp.dtype(jnp.float16), show_progress=False)
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3", "qwen3_moe"])
+def test_large_tensors_come_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    specs, checkpoint = checkpoint_of(name)
+    bfloat16 = jnp.dtype(jnp.bfloat16)
+    whole = load_params(specs, checkpoint, bfloat16, show_progress=False)
+    monkeypatch.setattr(checkpoint_module, "_PIECE", 1000)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        load_params(specs, checkpoint, bfloat16, show_progress=False),
+        whole,
+    )
+
+
+@pytest.mark.parametrize("allowed", [1, 100_000])
+def test_what_is_on_its_way_is_limited(allowed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bytes of parameters, unless one alone is larger."""
+    specs, checkpoint = checkpoint_of("llama")
+    largest = max(param_bytes(spec, F32) for spec in jax.tree.leaves(specs))
+    load, lock, on_the_way, most = checkpoint_module.load_param, threading.Lock(), [], 0
+
+    def watched(spec: Any, *how: Any) -> jax.Array:
+        nonlocal most
+        with lock:
+            on_the_way.append(param_bytes(spec, F32))
+            most = max(most, sum(on_the_way))
+        time.sleep(0.002)  # until others would have begun
+        param = load(spec, *how)
+        with lock:
+            on_the_way.remove(param.nbytes)
+        return param
+
+    monkeypatch.setattr(checkpoint_module, "load_param", watched)
+    monkeypatch.setattr(checkpoint_module, "_IN_FLIGHT", allowed)
+    load_params(specs, checkpoint, F32, show_progress=False)
+    assert most <= max(allowed, largest)
+
+
+def mapped_bytes() -> int:
+    [line] = [
+        line for line in Path("/proc/self/status").read_text().splitlines() if "RssFile" in line
+    ]
+    return int(line.split()[1]) * 1024
+
+
+def test_a_view_that_was_read_is_let_go(tmp_path: Path) -> None:
+    size = 2**25
+    (tmp_path / "file").write_bytes(b"1" * size)
+    mapped = map_file(tmp_path / "file")
+    assert isinstance(mapped, mmap.mmap)
+    before = mapped_bytes()
+    view = np.frombuffer(mapped, np.uint8, offset=100).reshape(2, -1)[1:]
+    assert view.sum() == view.size * ord("1")
+    assert mapped_bytes() - before > view.size * 0.9
+    release(view)
+    assert mapped_bytes() - before < view.size * 0.1
+    assert view.sum() == view.size * ord("1")
+    release(np.ones(3))  # mapped from nowhere
+    release(view[:0])

@@ -77,9 +77,10 @@ def test_padding_tokens_are_dropped(dtype: str, count: int) -> None:
 
 @dtypes
 def test_pages_are_copied_in_every_layer(dtype: str) -> None:
-    layers = (random_pages(spec_of(dtype), 0), random_pages(spec_of(dtype), 1))
+    spec = spec_of(dtype)
+    layers = (random_pages(spec, 0), random_pages(spec, 1))
     source, target = jnp.asarray([1, 2, 0]), jnp.asarray([3, 4, DROPPED])
-    copied = copy_pages(PagedKVCache(layers), source, target)
+    copied = copy_pages(PagedKVCache(layers, spec.homes), source, target)
     for before, after in zip(layers, copied.layers, strict=True):
         which = jnp.asarray([0, 1, 2, 1, 2])
         assert_equal(after, jax.tree.map(lambda x, which=which: x[which], before))
@@ -97,7 +98,8 @@ def test_latents_are_written_and_copied_as_rows() -> None:
     assert jnp.count_nonzero(written.values) == 10, "and nothing else"
     one = write_latents(pages, rows[:1], jnp.asarray([13], jnp.int32))
     assert_equal(one, written)
-    copied = copy_pages(PagedKVCache((written,)), jnp.asarray([3]), jnp.asarray([4])).layers[0]
+    cache = PagedKVCache((written,), LATENTS.homes[:1])
+    copied = copy_pages(cache, jnp.asarray([3]), jnp.asarray([4])).layers[0]
     np.testing.assert_array_equal(copied.values[4], written.values[3])
 
 

@@ -16,7 +16,7 @@ from paged.runtime.remote_core import RemoteCore
 from paged.runtime.sampling_params import SamplingParams
 from tests.runtime.fakes import MAX_MODEL_LEN, VOCAB_SIZE, FakeCore, front
 
-MEMORY = MemoryPlan(None, 1, 2, 3, 4, 5, 6, MAX_MODEL_LEN)
+MEMORY = MemoryPlan(None, 1, 2, 3, 4, 5, 6, MAX_MODEL_LEN, 40)
 _PROGRAM = """
 import os, sys, time
 from paged.runtime.engine_process import main

@@ -15,7 +15,7 @@ def fit(wanted: int | None, num_pages: int, model_len: int = 4096) -> int:
         wanted,
         model_len,
         num_pages=num_pages,
-        page_size=16,
+        pages_of=lambda length: -(-length // 16),
         kv_bytes=num_pages * 2**20,
         bytes_per_page=2**20,
     )
@@ -68,6 +68,7 @@ def test_the_report_says_how_much_fits() -> None:
         page_size=16,
         num_pages=40_001,
         max_model_len=8192,
+        pages_per_sequence=512,
     )
     assert plan.num_tokens == 640_000
     assert "GPU KV cache size: 640,000 tokens" in plan.report()
@@ -85,6 +86,7 @@ def test_the_report_is_silent_on_what_is_not_known() -> None:
         page_size=16,
         num_pages=64,
         max_model_len=1008,
+        pages_per_sequence=63,
     )
     assert plan.report().splitlines() == [
         "Memory:",

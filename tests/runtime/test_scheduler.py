@@ -144,7 +144,7 @@ def test_page_tables_are_sent_whole_on_admission_and_then_by_what_is_new() -> No
     read(scheduler, plan)
     assert schedule(scheduler).page_updates == ()
     assert schedule(scheduler).page_updates == ((0, 3, 4),)
-    assert sequence.page_table == [1, 2, 3, 4]
+    assert sequence.page_tables[0] == [1, 2, 3, 4]
 
 
 def test_arrival_decides_first_come_first_served() -> None:
@@ -259,7 +259,7 @@ def test_a_finished_sequence_gives_everything_back() -> None:
     sequence = add(scheduler, 1, 9, limits={"max_tokens": 1})
     step(scheduler)
     assert sequence.status is Status.FINISHED
-    assert (sequence.slot, sequence.page_table) == (None, [])
+    assert (sequence.slot, sequence.page_tables) == (None, [])
     assert (scheduler.pool.num_used, scheduler.num_running, scheduler.has_work) == (0, 0, False)
 
 

@@ -83,8 +83,8 @@ def run_until_preempted(scheduler: Scheduler, sequence: Sequence) -> StepPlan:
 def test_the_last_in_line_gives_its_pages_to_those_before_it() -> None:
     scheduler, first, second = two_in_a_small_pool()
     assert rows(run_until_preempted(scheduler, second)) == [(1, 16, 1)]
-    assert (second.slot, second.page_table) == (None, [])
-    assert len(first.page_table) == 5
+    assert (second.slot, second.page_tables) == (None, [])
+    assert len(first.page_tables[0]) == 5
     assert (scheduler.num_preemptions, second.num_preemptions) == (1, 1)
     assert (scheduler.num_running, scheduler.num_waiting) == (1, 1)
 
@@ -204,7 +204,7 @@ def test_a_known_prefix_is_shared_and_not_computed() -> None:
     step(scheduler)
     second = add(scheduler, 2, prefix + tokens(2, 3))
     assert rows(schedule(scheduler)) == [(1, 11, 1), (2, 8, 3)]
-    assert second.page_table[:2] == first.page_table[:2]
+    assert second.page_tables[0][:2] == first.page_tables[0][:2]
     assert (first.num_cached, second.num_cached) == (0, 8)
     assert (scheduler.prefix_queries, scheduler.prefix_hits) == (22, 8)
 
@@ -231,7 +231,7 @@ def test_generated_pages_are_found_once_their_tokens_are_read() -> None:
     scheduler = make_scheduler()
     first = add(scheduler, 1, tokens(1, 6), max_tokens=7)
     plans = [schedule(scheduler) for _ in range(7)]
-    assert scheduler.pool.match(first.page_hashes) == first.page_table[:1]
+    assert scheduler.pool.match(first.page_hashes) == first.page_tables[0][:1]
     for plan in plans:
         read(scheduler, plan)
     add(scheduler, 2, [*first.prompt, *first.outputs, 1])
@@ -317,10 +317,12 @@ def test_forks_share_full_pages_and_copy_the_one_they_write_to() -> None:
     child = fork(scheduler, 2, parent)
     step(scheduler)
     plan = step(scheduler)
-    assert child.page_table[:2] == parent.page_table[:2]
-    assert plan.copies == ((parent.page_table[2], child.page_table[2]),)
-    assert plan.page_updates == tuple((1, i, page) for i, page in enumerate(child.page_table))
-    held = [scheduler.pool.ref_count(page) for page in (*parent.page_table, *child.page_table)]
+    assert child.page_tables[0][:2] == parent.page_tables[0][:2]
+    assert plan.copies == ((parent.page_tables[0][2], child.page_tables[0][2]),)
+    assert plan.page_updates == tuple((1, i, page) for i, page in enumerate(child.page_tables[0]))
+    held = [
+        scheduler.pool.ref_count(page) for page in (*parent.page_tables[0], *child.page_tables[0])
+    ]
     assert held == [2, 2, 1, 2, 2, 1]
 
 

@@ -1,10 +1,11 @@
 """Scheduler and pool against a device of the mind, under random traffic.
 
-The device keeps, for each token place of each page, a fingerprint of all the tokens up to there.
-It knows page tables from page updates alone, and before it samples for a row it checks that the
-row's whole context stands in the pages that its table names. The token it samples follows from the
-sequence's own history. So whatever the chunks, preemptions, hits, forks and steps in flight, each
-sequence must come out exactly as if it had run alone.
+The device keeps, for each token place of each page, a fingerprint of all tokens up to there, and
+the group of layers that wrote it. It knows page tables from page updates alone, and before it
+samples for a row it checks that what each group sees of the row's context stands in the pages that
+the group's table names. The token it samples follows from the sequence's own history. So whatever
+the chunks, windows, preemptions, hits, forks and steps in flight, each sequence must come out
+exactly as if it had run alone.
 """
 
 from collections import deque
@@ -17,7 +18,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from paged.pool import PagePool
+from paged.groups import Windows, most_entries, most_pages
+from paged.pool import NULL_PAGE, PagePool
 from paged.runtime.plan import Row, StepPlan, TokenEvent
 from paged.runtime.scheduler import Scheduler, SchedulerConfig
 from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits
@@ -67,13 +69,17 @@ class Story:
         return outputs, FinishReason.LENGTH, None
 
 
+Content = tuple[int, int]
+"""What a place of a page holds: the group of layers that wrote it, and a fingerprint."""
+
+
 class Device:
     """Runs plans in order, and checks what they rely on."""
 
-    def __init__(self, page_size: int) -> None:
-        self.page_size = page_size
-        self.tables: dict[tuple[int, int], int] = {}  # by slot and index
-        self.places: dict[tuple[int, int], int] = {}  # fingerprints, by page and offset
+    def __init__(self, config: SchedulerConfig, page_size: int) -> None:
+        self.config, self.page_size = config, page_size
+        self.tables: dict[tuple[int, int], int] = {}  # by table and index
+        self.places: dict[tuple[int, int], Content] = {}  # by page and offset
         self.newest: dict[int, int] = {}  # sampled token, by slot
 
     def run(self, plan: StepPlan, stories: dict[Sequence, Story]) -> list[int]:
@@ -81,7 +87,7 @@ class Device:
             self.tables[slot, index] = page
         for source, target in plan.copies:
             for offset in range(self.page_size):
-                self.places[target, offset] = self.places.get((source, offset), 0)
+                self.places[target, offset] = self.places.get((source, offset), (-1, 0))
         for sequence in plan.admitted:
             assert sequence.slot is not None
             self.newest.pop(sequence.slot, None)
@@ -89,29 +95,38 @@ class Device:
         assert len(set(written)) == len(written), "a place is written twice"
         return [self._attend(row, stories[row.sequence]) for row in plan.rows]
 
-    def place(self, slot: int, position: int) -> tuple[int, int]:
+    def place(self, group: int, slot: int, position: int) -> tuple[int, int]:
         index, offset = divmod(position, self.page_size)
-        return self.tables[slot, index], offset
+        page = self.tables[group * self.config.max_num_seqs + slot, index]
+        assert page != NULL_PAGE
+        return page, offset
 
     def _write(self, row: Row, story: Story) -> list[tuple[int, int]]:
-        """Store the row's tokens; return the places."""
+        """Store the row's tokens in each group's pages; return the places."""
         positions = range(row.start, row.start + row.length)
-        places = [self.place(row.slot, position) for position in positions]
-        for position, place in zip(positions, places, strict=True):
+        for position in positions:
             is_known = position < row.sequence.num_tokens
             [token] = (
                 row.sequence.tokens(position, position + 1) if is_known else [self.newest[row.slot]]
             )
             assert token == story.token(position)
-            self.places[place] = story.fingerprint(position)
-        return places
+        written = []
+        for group in range(len(self.config.windows)):
+            for position in positions:
+                written.append(self.place(group, row.slot, position))
+                self.places[written[-1]] = group, story.fingerprint(position)
+        return written
 
     def _attend(self, row: Row, story: Story) -> int:
         """Check the row's context; return the token after it, or nonsense if none is wanted."""
         end = row.start + row.length
-        found = [self.places[self.place(row.slot, position)] for position in range(end)]
         story.fingerprint(end)
-        assert found == story.fingerprints[:end], f"{row} does not find its own tokens"
+        for group, window in enumerate(self.config.windows):
+            first = 0 if window is None else max(row.start - window + 1, 0)
+            seen = range(first, end)
+            found = [self.places[self.place(group, row.slot, position)] for position in seen]
+            expected = [(group, story.fingerprints[position]) for position in seen]
+            assert found == expected, f"{row} does not find its own tokens in group {group}"
         if not row.samples:
             return -1
         self.newest[row.slot] = story.token(end)
@@ -124,7 +139,7 @@ class Simulation:
     def __init__(self, config: SchedulerConfig, pool: PagePool, depth: int) -> None:
         self.config, self.pool, self.depth = config, pool, depth
         self.scheduler = Scheduler(config, pool)
-        self.device = Device(pool.page_size)
+        self.device = Device(config, pool.page_size)
         self.stories: dict[Sequence, Story] = {}
         self.in_flight: deque[tuple[StepPlan, list[int]]] = deque()
         self.num_events: dict[Sequence, int] = {}
@@ -201,6 +216,7 @@ class Simulation:
         assert len(set(targets)) == len(targets)
         assert not set(targets) & {copy.source for copy in plan.copies}
         self.check_writes(plan)
+        self.check_held(plan)
 
     def check_writes(self, plan: StepPlan) -> None:
         """No row writes to a page that a sequence of an earlier step reads too."""
@@ -208,12 +224,26 @@ class Simulation:
         for row in plan.rows:
             first, last = row.start, row.start + row.length - 1
             indices = slice(first // self.pool.page_size, last // self.pool.page_size + 1)
-            written = set(row.sequence.page_table[indices])
+            written = {page for table in row.sequence.page_tables for page in table[indices]}
+            assert NULL_PAGE not in written
             assert all(
-                written.isdisjoint(sequence.page_table)
+                written.isdisjoint(table)
                 for sequence in older
                 if sequence is not row.sequence
+                for table in sequence.page_tables
             )
+
+    def check_held(self, plan: StepPlan) -> None:
+        """No sequence holds more pages than its windows and a chunk need."""
+        config, page_size = self.config, self.pool.page_size
+        for row in plan.rows:
+            for window, table in zip(config.windows, row.sequence.page_tables, strict=True):
+                held = [page for page in table if page != NULL_PAGE]
+                length = max(row.sequence.num_total, row.sequence.num_computed)
+                assert len(held) <= most_entries(window, length, config.longest_chunk, page_size)
+                if row.length == 1 and window is not None:
+                    # Two more: one that is filled in part, and one token's that forks may need.
+                    assert len(held) <= window // page_size + 2
 
     def check_event(self, event: TokenEvent) -> None:
         sequence = event.sequence
@@ -223,6 +253,18 @@ class Simulation:
         assert sequence.outputs == outputs[: len(sequence.outputs)]
         assert event.token == outputs[len(sequence.outputs) - 1]
         assert event.finish_reason == (reason if sequence.outputs == outputs else None)
+
+
+WINDOWS: list[Windows] = [
+    *[(None,)] * 4,
+    *((1,), (2,), (3,), (7,), (30,)),
+    *((None, 3), (None, 5, 5), (None, 1, 9), (None, None, 4), (2, 6)),
+]
+
+
+def least_pages(config: SchedulerConfig, page_size: int) -> int:
+    """Pages that the scheduler asks for at least."""
+    return most_pages(config.windows, config.max_model_len, config.longest_chunk, page_size)
 
 
 def random_simulation(random: Random) -> Simulation:
@@ -239,8 +281,9 @@ def random_simulation(random: Random) -> Simulation:
         enable_chunked_prefill=chunked,
         long_prefill_token_threshold=random.choice((0, 0, 1, 3, 9)),
         growth_steps=random.choice((0, 0, 8)),
+        windows=random.choice(WINDOWS),
     )
-    num_pages = -(-max_model_len // page_size) + random.choice((0, 1, 2, 4, 20))
+    num_pages = least_pages(config, page_size) + random.choice((0, 1, 2, 4, 20))
     pool = PagePool(num_pages + 1, page_size, enable_prefix_caching=random.random() < 0.8)
     return Simulation(config, pool, depth=random.choice((0, 1, 1, 2, 3)))
 
@@ -322,6 +365,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunked=st.booleans(),
         threshold=st.sampled_from([0, 1, 3]),
         growth_steps=st.sampled_from([0, 8]),
+        windows=st.lists(st.none() | st.integers(1, 9), min_size=1, max_size=3),
     )
     def start(
         self, page_size: int, spare_pages: int, caching: bool, depth: int, **limits: Any
@@ -336,8 +380,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_chunked_prefill=limits["chunked"],
             long_prefill_token_threshold=limits["threshold"],
             growth_steps=limits["growth_steps"],
+            windows=tuple(limits["windows"]),
         )
-        num_pages = -(-max_model_len // page_size) + spare_pages
+        num_pages = least_pages(config, page_size) + spare_pages
         self.simulation = Simulation(config, PagePool(num_pages + 1, page_size, caching), depth)
 
     @rule(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from paged.cache import CacheSpec
+from paged.groups import group_layers
 from paged.models.loading.dummy import random_params
 from paged.models.registry import get_family, model_config
 from paged.models.weights import param_shapes
@@ -19,39 +20,41 @@ from paged.runtime.compiles import num_compiles
 from paged.runtime.programs import Programs, step_memory
 from paged.runtime.steps import StepShapes
 
-MODEL = model_config(
-    {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 199,
-        "max_position_embeddings": 256,
-        "rms_norm_eps": 1e-5,
-    }
-)
+MODEL = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 199,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+}
 NUM_PAGES = 4099
 
 
-@pytest.fixture(scope="module")
-def shapes() -> StepShapes:
+@pytest.fixture(scope="module", params=["Llama", "Gemma2"])
+def shapes(request: pytest.FixtureRequest) -> StepShapes:
+    """Of a model whose layers are alike, and of one whose layers make two groups."""
+    windows = {"sliding_window": 40, "head_dim": 8} if request.param == "Gemma2" else {}
+    model = model_config(MODEL | windows | {"architectures": [f"{request.param}ForCausalLM"]})
+    groups = group_layers(model.windows, 256)
     cache = CacheSpec(
-        num_layers=MODEL.num_layers,
+        num_layers=len(groups[0].layers),
         num_pages=NUM_PAGES,
         page_size=16,
-        num_kv_heads=MODEL.num_kv_heads,
-        head_dim=MODEL.head_dim,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
         dtype=jnp.dtype(jnp.float32),
+        groups=groups,
     )
-    family = get_family(MODEL.architecture)
-    return StepShapes(family, MODEL, cache, Buckets.make(4, 32), 256, "xla")
+    family = get_family(model.architecture)
+    return StepShapes(family, model, cache, Buckets.make(4, 32), 256, "xla")
 
 
 @pytest.fixture(scope="module")
 def programs(shapes: StepShapes) -> Programs:
-    params = random_params(shapes.family.specs(MODEL), jnp.dtype(jnp.float32))
+    params = random_params(shapes.family.specs(shapes.model), jnp.dtype(jnp.float32))
     return Programs(shapes, params, show_progress=False)
 
 
@@ -67,7 +70,7 @@ def test_no_program_copies_the_pages(shapes: StepShapes, programs: Programs) -> 
         report = programs[key].memory_analysis()
         assert report is not None
         assert report.alias_size_in_bytes >= cache_bytes, f"{key} does not take the pages over"
-        assert report.temp_size_in_bytes < cache_bytes / 20, f"{key} holds a copy of pages"
+        assert report.temp_size_in_bytes < cache_bytes / 10, f"{key} holds a copy of pages"
         text = programs[key].as_text()
         assert text is not None
         rows = (str(NUM_PAGES), str(NUM_PAGES * 16))
@@ -92,7 +95,7 @@ def test_the_number_of_pages_changes_no_program_that_takes_none(
     folder: Path, shapes: StepShapes
 ) -> None:
     """Those are compiled while memory is divided, before there are weights, and found again."""
-    specs, dtype = shapes.family.specs(MODEL), jnp.dtype(jnp.float32)
+    specs, dtype = shapes.family.specs(shapes.model), jnp.dtype(jnp.float32)
     step_memory(shapes, param_shapes(specs, dtype))
     early = set(folder.glob("*.program"))
     more = replace(shapes, cache=replace(shapes.cache, num_pages=NUM_PAGES + 1))

@@ -11,6 +11,8 @@ import pytest
 
 from paged.attention import default_backend
 from paged.cache import CacheSpec, PagedKVCache
+from paged.groups import group_layers
+from paged.models.config import ModelConfig
 from paged.models.registry import get_family, model_config
 from paged.models.weights import for_device, param_shapes
 from paged.runtime.buckets import Bucket, Buckets
@@ -47,9 +49,41 @@ MEBIBYTE = 2**20
 )
 def test_a_step_copies_neither_pages_nor_weights(bucket: Bucket, xla_products: bool) -> None:
     cache = CacheSpec(MODEL.num_layers, 4099, 16, MODEL.num_kv_heads, MODEL.head_dim, BF16)
-    family = get_family(MODEL.architecture)
-    shapes = StepShapes(family, MODEL, cache, Buckets.make(1024, 8192), 8192, "mosaic")
-    params = param_shapes(family.specs(MODEL), BF16)
+    check_copies(MODEL, cache, bucket, xla_products)
+
+
+WINDOWED = model_config(
+    {
+        "architectures": ["Gemma2ForCausalLM"],
+        "hidden_size": 3584,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 256,
+        "vocab_size": 256000,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 4096,
+    }
+)
+
+
+@pytest.mark.parametrize(
+    "bucket", [Bucket(32, 32, True), Bucket(8192, 1024, False)], ids=["32", "mixed"]
+)
+def test_layers_of_two_groups_write_the_same_pages_in_place(bucket: Bucket) -> None:
+    groups = group_layers(WINDOWED.windows, 8192)
+    assert [len(group.layers) for group in groups] == [2, 2]
+    cache = CacheSpec(2, 4099, 16, WINDOWED.num_kv_heads, WINDOWED.head_dim, BF16, groups)
+    check_copies(WINDOWED, cache, bucket, xla_products=False)
+
+
+def check_copies(model: ModelConfig, cache: CacheSpec, bucket: Bucket, xla_products: bool) -> None:
+    """Compile a step and look for copies of pages, weights or activations."""
+    family = get_family(model.architecture)
+    shapes = StepShapes(family, model, cache, Buckets.make(1024, 8192), 8192, "mosaic")
+    params = param_shapes(family.specs(model), BF16)
     program = aot.compile_for_h200(
         functools.partial(forward, shapes=shapes, bucket=bucket),
         params if xla_products else for_device(params, aot.H200.device),
@@ -68,7 +102,7 @@ def test_a_step_copies_neither_pages_nor_weights(bucket: Bucket, xla_products: b
     assert report is not None
     assert report.alias_size_in_bytes >= cache.bytes_per_page * cache.num_pages
     # The widest activations, twice, and what the attention of a few rows takes.
-    widest = bucket.num_tokens * 2 * MODEL.intermediate_size * BF16.itemsize
+    widest = bucket.num_tokens * 2 * model.intermediate_size * BF16.itemsize
     assert report.temp_size_in_bytes < 2 * widest + 32 * MEBIBYTE
 
 

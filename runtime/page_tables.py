@@ -1,0 +1,187 @@
+"""The page tables of sequences: how they begin, grow and end, in every group of layers.
+
+Groups that see all (see `paged.groups`) take pages for a whole prompt when it is admitted. Those
+with a window take them chunk by chunk, and give back what the window has left behind, so that a
+long prompt passes through few pages. They do so before a step's row is added, judged by its first
+token: whoever gets the pages then writes to them in that step at the earliest, in which nobody
+reads them any more.
+"""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import NamedTuple
+
+from paged.groups import Windows, entries_behind, most_entries
+from paged.hits import find_prefix
+from paged.pool import NULL_PAGE, PagePool
+from paged.prefix import extend_hashes
+from paged.runtime.draft import Draft
+from paged.runtime.plan import PageCopy
+from paged.runtime.sequence import Sequence
+
+
+class Prefix(NamedTuple):
+    """The first tokens of a waiting sequence, as far as pages hold them already.
+
+    Attributes:
+        num_tokens: how many.
+        tables: for each group, their pages; the last may be filled in part.
+        num_behind: entries of each table that its window does not reach from the next token.
+        num_full: entries whose pages are full.
+    """
+
+    num_tokens: int
+    tables: list[list[int]]
+    num_behind: list[int]
+    num_full: int
+
+    @property
+    def shared(self) -> list[int]:
+        """Its full pages, which can be shared. The other would be written to: it is copied."""
+        tables = zip(self.tables, self.num_behind, strict=True)
+        return [page for table, behind in tables for page in table[behind : self.num_full]]
+
+
+class PageTables:
+    """Takes pages of a pool for sequences, and gives them back.
+
+    Args:
+        windows: of the groups of layers.
+        longest_chunk: tokens of a sequence in a step at most.
+    """
+
+    def __init__(self, pool: PagePool, windows: Windows, longest_chunk: int) -> None:
+        self._pool = pool
+        self._page_size = pool.page_size
+        self._windows = windows
+        self._longest_chunk = longest_chunk
+        self._moving = [(group, window) for group, window in enumerate(windows) if window]
+
+    def num_pages(self, num_tokens: int) -> int:
+        """Entries of a table that hold so many tokens."""
+        return -(-num_tokens // self._page_size)
+
+    def no_prefix(self) -> Prefix:
+        """Everything is to be computed."""
+        return self._prefix(0, [[] for _ in self._windows])
+
+    def cached_prefix(self, sequence: Sequence) -> Prefix:
+        """What the prefix cache holds of all but the last of its known tokens."""
+        if not self._pool.enable_prefix_caching:
+            return self.no_prefix()
+        num_pages = (sequence.num_tokens - 1) // self._page_size
+        self._hash_pages(sequence, num_pages)
+        tables = find_prefix(self._pool, sequence.page_hashes[:num_pages], self._windows)
+        return self._prefix(len(tables[0]) * self._page_size, tables)
+
+    def forked_prefix(self, sequence: Sequence, parent: Sequence) -> Prefix | None:
+        """All but the last token of the prompt in its parent's pages, unless some are gone."""
+        num_tokens = len(sequence.prompt) - 1
+        num_pages = self.num_pages(num_tokens)
+        prefix = self._prefix(num_tokens, [table[:num_pages] for table in parent.page_tables])
+        behind = zip(parent.num_behind, prefix.num_behind, strict=True)
+        if any(gone > unseen for gone, unseen in behind):
+            return None
+        sequence.page_hashes = parent.page_hashes[: prefix.num_full]
+        return prefix
+
+    def _prefix(self, num_tokens: int, tables: list[list[int]]) -> Prefix:
+        page_size = self._page_size
+        behind = [entries_behind(window, num_tokens, page_size) for window in self._windows]
+        return Prefix(num_tokens, tables, behind, num_tokens // page_size)
+
+    def num_own(self, sequence: Sequence, prefix: Prefix) -> int:
+        """Pages beside the shared ones that all its known tokens take, as many at once as ever."""
+        num_pages, num_own = self.num_pages(sequence.num_tokens), 0
+        for window, behind in zip(self._windows, prefix.num_behind, strict=True):
+            most = most_entries(window, sequence.num_tokens, self._longest_chunk, self._page_size)
+            num_own += min(num_pages - behind, most) - (prefix.num_full - behind)
+        return num_own
+
+    def start(self, draft: Draft, sequence: Sequence, prefix: Prefix, length: int) -> None:
+        """Give an admitted sequence its prefix, and pages for the `length` tokens that follow.
+
+        Where a group sees all, for all known tokens.
+        """
+        self._pool.share(prefix.shared)
+        sequence.num_computed = prefix.num_tokens
+        sequence.num_registered, sequence.num_behind = prefix.num_full, prefix.num_behind
+        end = prefix.num_tokens + length
+        for group, window in enumerate(self._windows):
+            pages, behind = prefix.tables[group], prefix.num_behind[group]
+            reach = self.num_pages(sequence.num_tokens if window is None else end)
+            own = self._pool.allocate(reach - prefix.num_full)
+            sequence.page_tables.append([NULL_PAGE] * behind)
+            draft.give_pages(sequence, group, pages[behind : prefix.num_full] + own)
+            draft.copies += map(PageCopy, pages[prefix.num_full :], own)
+        self._set_horizon(sequence, end, min(map(len, sequence.page_tables)))
+
+    def missing(self, sequence: Sequence, end: int) -> list[int]:
+        """Pages that its tables lack to reach `end`, after giving back what windows left behind."""
+        if self._moving:
+            self._leave_behind(sequence)
+        num_pages = -(-end // self._page_size)
+        return [max(num_pages - len(table), 0) for table in sequence.page_tables]
+
+    def grow(self, draft: Draft, sequence: Sequence, missing: list[int], end: int) -> None:
+        """Let its tables reach `end` by the pages they lack."""
+        for group, count in enumerate(missing):
+            draft.give_pages(sequence, group, self._pool.allocate(count))
+        self._set_horizon(sequence, end, -(-end // self._page_size))
+
+    def _set_horizon(self, sequence: Sequence, end: int, num_pages: int) -> None:
+        """Have its tables of so many pages seen to when those are full.
+
+        After a chunk, of which windows leave much behind, at once.
+        """
+        after_chunk = self._moving and end - sequence.num_computed > 1
+        sequence.horizon = end if after_chunk else num_pages * self._page_size
+
+    def _leave_behind(self, sequence: Sequence) -> None:
+        """Give back the pages that windows have left behind.
+
+        One token more is kept than the next one sees: forks compute the prompt's last token again.
+        """
+        left = []
+        for group, window in self._moving:
+            table, since = sequence.page_tables[group], sequence.num_behind[group]
+            until = entries_behind(window, sequence.num_computed - 1, self._page_size)
+            if until > since:
+                left.append(table[since:until])
+                table[since:until] = [NULL_PAGE] * (until - since)
+                sequence.num_behind[group] = until
+        self._pool.release(_entry_by_entry(left))
+
+    def register(self, sequence: Sequence) -> None:
+        """Let the pool find the pages that are full of known tokens, scheduled to be written."""
+        first = sequence.num_registered
+        full = min(sequence.num_computed, sequence.num_tokens) // self._page_size
+        if full <= first or not self._pool.enable_prefix_caching:
+            return
+        self._hash_pages(sequence, full)
+        for group, table in enumerate(sequence.page_tables):
+            for index in range(first, full):
+                if (page := table[index]) != NULL_PAGE:
+                    self._pool.register(page, sequence.page_hashes[index], group)
+        sequence.num_registered = full
+
+    def _hash_pages(self, sequence: Sequence, num_pages: int) -> None:
+        """Extend the sequence's page hashes to its first `num_pages` pages."""
+        hashes, page_size = sequence.page_hashes, self._page_size
+        if len(hashes) < num_pages:
+            tokens = sequence.tokens(len(hashes) * page_size, num_pages * page_size)
+            extend_hashes(hashes, tokens, page_size, sequence.cache_salt)
+
+    def release(self, sequence: Sequence) -> None:
+        """Give all its pages back."""
+        self._pool.release(_entry_by_entry(sequence.page_tables))
+        sequence.page_tables = []
+        sequence.num_computed = 0
+        sequence.num_registered = 0
+
+
+def _entry_by_entry(tables: list[list[int]]) -> list[int]:
+    """The pages of all tables, those of the same tokens together, so that they age together."""
+    entries = zip_longest(*tables, fillvalue=NULL_PAGE)
+    return [page for entry in entries for page in entry if page != NULL_PAGE]
