@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,6 @@ logger = logging.getLogger(__name__)
 Key = tuple[Any, ...]
 """Names a program: its kind, then what it is specialised for."""
 
-
 Job = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
 """A function, its abstract arguments, and which of them are donated."""
 
@@ -33,8 +31,8 @@ Submit = Callable[[Key, Job], Future[Compiled]]
 def compiler(fixed: Any) -> Iterator[Submit]:
     """Compiles what it is handed, many at a time; waits for all of it at the end.
 
-    Tracing and lowering are Python, and for all programs together take as long as the rest does on
-    many cores. So one thread alone does both, and those that compile stand back for it.
+    Tracing and lowering are Python: threads that did both at once would only stand in the way of
+    each other, and of those that compile. So one thread does both for all.
 
     Args:
         fixed: what all the programs are specialised for, beside their keys and arguments.
@@ -43,7 +41,7 @@ def compiler(fixed: Any) -> Iterator[Submit]:
     with (
         kept_once(),
         ThreadPoolExecutor(1) as lowering,
-        ThreadPoolExecutor(cores, initializer=_stand_back) as compiling,
+        ThreadPoolExecutor(cores) as compiling,
     ):
 
         def submit(key: Key, job: Job) -> Future[Compiled]:
@@ -53,23 +51,18 @@ def compiler(fixed: Any) -> Iterator[Submit]:
         yield submit
 
 
-def _stand_back() -> None:
-    """Give this thread, and those that XLA starts from it, less of the processor than others."""
-    with suppress(OSError):  # only Linux knows threads by such numbers
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-
-
 def _make(key: Key, job: Job, lowering: ThreadPoolExecutor) -> Compiled:
-    lowered, seconds = lowering.submit(_lower, key, job).result()
+    lowered = lowering.submit(_lower, key, job).result()
     started = time.perf_counter()
     program = lowered.compile()
-    compiling = time.perf_counter() - started
-    logger.debug("%s: lowered in %.1f s, compiled in %.1f s", key, seconds, compiling)
+    logger.debug("%s: compiled in %.1f s", key, time.perf_counter() - started)
     return program
 
 
-def _lower(key: Key, job: Job) -> tuple[Lowered, float]:
+def _lower(key: Key, job: Job) -> Lowered:
     function, args, donated = job
-    started = time.perf_counter()
+    started, worked = time.perf_counter(), time.thread_time()
     lowered = jax.jit(named_apart(function, key[0]), donate_argnums=donated).lower(*args)
-    return lowered, time.perf_counter() - started
+    seconds, work = time.perf_counter() - started, time.thread_time() - worked
+    logger.debug("%s: lowered in %.1f s, with %.1f s of a core", key, seconds, work)
+    return lowered

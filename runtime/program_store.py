@@ -38,11 +38,6 @@ _DIGEST_SIZE = hashlib.sha256().digest_size
 _SECONDS_UNUSED = 30 * 24 * 3600
 
 
-def keeps_programs() -> bool:
-    """Whether there is a folder for them."""
-    return jax.config.jax_compilation_cache_dir is not None
-
-
 @contextmanager
 def kept_once() -> Iterator[None]:
     """Here JAX's own cache takes nothing. It would write every program once more, and Python, which

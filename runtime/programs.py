@@ -16,7 +16,6 @@ from paged.cache import PagedKVCache, copy_pages
 from paged.models.loading.progress import progress
 from paged.runtime.buckets import Bucket
 from paged.runtime.compiler import Job, Key, Submit, compiler
-from paged.runtime.program_store import keeps_programs
 from paged.runtime.sampler import SamplingMode, load_history, load_rules
 from paged.runtime.steps import (
     COPY_ROOM,
@@ -57,8 +56,7 @@ def step_memory(shapes: StepShapes, params: Any) -> int:
     """Bytes of device memory that steps need beside parameters, state and pages.
 
     As XLA reports it for the largest programs: temporaries of one, and the outputs of the two steps
-    that can be in flight. How many pages there are is not known yet. Programs that take none are
-    compiled meanwhile, if they can be kept on disk for `Programs` to find.
+    that can be in flight. How many pages there will be changes neither.
     """
     jobs = dict(_jobs(shapes, abstract(params)))
     rows = shapes.buckets.max_num_seqs
@@ -68,10 +66,9 @@ def step_memory(shapes: StepShapes, params: Any) -> int:
         ("sample", shapes.buckets.sampling[-1], SamplingMode.LOGPROBS),
         ("score", shapes.buckets.mixed[-1]),
     )
-    meanwhile = [key for key in jobs if key[0] in ("score", "sample")] if keeps_programs() else []
     with _compiler(shapes) as submit:
-        programs = [submit(key, jobs[key]) for key in dict.fromkeys((*largest, *meanwhile))]
-        reports = [_report(program.result()) for program in programs[: len(largest)]]
+        programs = [submit(key, jobs[key]) for key in largest]
+        reports = [_report(program.result()) for program in programs]
     temporary = max(report.temp_size_in_bytes for report in reports)
     outputs = max(report.output_size_in_bytes - report.alias_size_in_bytes for report in reports)
     return int(temporary + 2 * outputs)
