@@ -95,7 +95,7 @@ def test_the_number_of_pages_changes_no_program_that_takes_none(
     folder: Path, shapes: StepShapes
 ) -> None:
     """Such are compiled to divide memory, before there are weights, and found again."""
-    specs, dtype = shapes.family.specs(MODEL), jnp.dtype(jnp.float32)
+    specs, dtype = shapes.family.specs(shapes.model), jnp.dtype(jnp.float32)
     step_memory(shapes, param_shapes(specs, dtype))
     early = set(folder.glob("*.program"))
     more = replace(shapes, cache=replace(shapes.cache, num_pages=NUM_PAGES + 1))
