@@ -16,4 +16,11 @@ from paged.attention.tiling import (
 
 __all__ = ["TUNED", "MosaicDecode", "MosaicPrefill", "TritonDecode", "TritonPrefill"]
 
-TUNED: dict[str, dict[Key, Tilings]] = {}
+TUNED: dict[str, dict[Key, Tilings]] = {
+    "NVIDIA H200": {
+        (128, 4, 16, "bfloat16"): Tilings(
+            decode=((256, MosaicDecode()),),
+            prefill=((2048, MosaicPrefill(span=128)),),
+        ),
+    },
+}
