@@ -140,9 +140,13 @@ def load_param(
 ) -> jax.Array:
     """Load one parameter; it has arrived when this returns.
 
+    Args:
+        dtype: that of the others, if the parameter has one of its own.
+
     Raises:
         CheckpointError: it has NaN or infinity in it.
     """
+    dtype = spec.dtype_among(dtype)
     large = math.prod(spec.parts[0].view) > _PIECE
     if sharding is None and type(spec) is ParamSpec and len(spec.parts) == 1 and large:
         [part] = spec.parts

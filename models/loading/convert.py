@@ -64,7 +64,8 @@ def convert(source: ModelSource, out: Path, dtype: jnp.dtype, *, show_progress: 
                 return param
 
             leaves = [
-                _Leaf(spec.shape, dtype, partial(make, spec)) for spec in jax.tree.leaves(specs)
+                _Leaf(spec.shape, spec.dtype_among(dtype), partial(make, spec))
+                for spec in jax.tree.leaves(specs)
             ]
             _save(dict(zip(names, leaves, strict=True)), folder / PARAMS_FOLDER)
         _write_json(folder / "config.json", _in_dtype(source.config_json, dtype))

@@ -74,6 +74,14 @@ def test_dtype_is_that_asked_for(tmp_path: Path) -> None:
     assert_same(source.load(F32, progress=False), wide)
 
 
+def test_a_parameter_keeps_the_dtype_that_is_its_own(tmp_path: Path) -> None:
+    out = converted(tmp_path, "deepseek_v3", BF16)
+    before, after = resolve_model(tmp_path / "model"), resolve_model(out)
+    params = after.load(BF16, progress=False)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {BF16, F32}
+    assert_same(params, before.load(BF16, progress=False))
+
+
 @pytest.mark.parametrize("name", ["llama", "llama_tied"])
 def test_its_body_makes_vectors(name: str, tmp_path: Path) -> None:
     sources = [resolve_model(converted(tmp_path, name)), resolve_model(tmp_path / "model")]
