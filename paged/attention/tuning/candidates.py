@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from paged.attention.mosaic.worklist import SPAN
+from paged.attention.mosaic.decode import buffer_bytes, num_buffers
 from paged.attention.tiling import (
     DecodeTiling,
     Heads,
@@ -21,9 +21,9 @@ from paged.attention.tiling import (
     TritonPrefill,
 )
 
-# Programs of a multiprocessor, and KiB of the ring of each: together what is on its way. Of its
+# Programs of a multiprocessor, and bytes of the ring of each: together what is on its way. Of its
 # 227 KiB of shared memory something is left for queries and output.
-_RINGS = ((2, 64), (1, 128), (2, 96), (3, 64))
+_RINGS = ((2, 65536), (1, 131072), (2, 98304), (3, 65536))
 _ROOM_FOR_RINGS = 208 * 1024
 _OF_TRITON_ON_HOPPER = 1
 
@@ -43,12 +43,11 @@ def _mosaic_decode(heads: Heads) -> list[DecodeTiling]:
     """One of each number of buffers, where the programs of a multiprocessor fit into it."""
     if heads.latent_rank is not None:  # of whose spans two fit, and no more
         return [MosaicDecode.default(heads)]
-    buffer = SPAN * heads.size * heads.dtype.itemsize
     found: dict[tuple[int, int], DecodeTiling] = {}
-    for residents, kib in _RINGS:
-        buffers = max(kib * 1024 // buffer, 3)
-        if residents * buffers * buffer <= _ROOM_FOR_RINGS:
-            found.setdefault((residents, buffers), MosaicDecode(residents, kib * 1024))
+    for residents, ring in _RINGS:
+        buffers = num_buffers(heads, ring)
+        if residents * buffers * buffer_bytes(heads) <= _ROOM_FOR_RINGS:
+            found.setdefault((residents, buffers), MosaicDecode(residents, ring))
     return list(found.values())
 
 
