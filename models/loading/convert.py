@@ -25,7 +25,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from paged.errors import ConfigError
-from paged.models.loading.checkpoint import check_tensors, load_param
+from paged.models.loading.checkpoint import check_tensors
 from paged.models.loading.converted import (
     LAYOUT_FILE,
     LAYOUT_VERSION,
@@ -34,6 +34,7 @@ from paged.models.loading.converted import (
     param_names,
 )
 from paged.models.loading.hub import describing_files
+from paged.models.loading.params import load_param
 from paged.models.loading.progress import progress
 from paged.models.loading.source import ModelSource
 from paged.models.tokenizer import Tokenizer

@@ -21,9 +21,9 @@ from paged.errors import ConfigError
 from paged.models.embedder import Embedder
 from paged.models.loading import CheckpointError, ModelNotFoundError, resolve_model
 from paged.models.loading.bodies import load_embedder
-from paged.models.loading.checkpoint import load_param
 from paged.models.loading.convert import convert
 from paged.models.loading.converted import param_names
+from paged.models.loading.params import load_param
 from paged.models.pooling import Pooling
 from tests.models.harness import load_golden, write_checkpoint
 
