@@ -28,7 +28,7 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
-from benchmarks.gpu import DTYPE, kernels, random
+from benchmarks.gpu import DTYPE, difference, kernels, random
 from benchmarks.tables import short, with_products
 from paged.matmul import Tiling, matmul
 from paged.matmul.estimate import ranked_tilings
@@ -296,13 +296,6 @@ def timed(runs: list[Callable[[], Any]], guess: float, calls: int) -> list[float
 def mark(number: jax.Array) -> jax.Array:
     """A kernel whose name nothing else here has."""
     return jnp.sin(number)
-
-
-@jax.jit
-def difference(found: jax.Array, expected: jax.Array) -> jax.Array:
-    """The norm of the difference, relative to the expected."""
-    found, expected = found.astype(jnp.float32), expected.astype(jnp.float32)
-    return jnp.linalg.norm(found - expected) / jnp.linalg.norm(expected)
 
 
 def best(results: list[Result]) -> Result:
