@@ -21,10 +21,11 @@ from paged.attention.tiling import (
     TritonPrefill,
 )
 
-# Programs of a multiprocessor, and bytes of the ring of each: together what is on its way. Of its
-# 227 KiB of shared memory something is left for queries and output.
-_RINGS = ((2, 65536), (1, 131072), (2, 98304), (3, 65536))
+# Besides the rule's: programs of a multiprocessor, and bytes of the ring of each, are together what
+# is on its way. Of its 227 KiB of shared memory something is left for queries and output.
+_OTHER_RINGS = (MosaicDecode(1, 131072), MosaicDecode(2, 98304), MosaicDecode(3, 65536))
 _ROOM_FOR_RINGS = 208 * 1024
+# Where Mosaic's kernels run, Triton's may still be faster to decode: the likeliest are tried.
 _OF_TRITON_ON_HOPPER = 1
 
 
@@ -41,13 +42,14 @@ def prefill_candidates(heads: Heads, *, mosaic: bool) -> list[PrefillTiling]:
 
 def _mosaic_decode(heads: Heads) -> list[DecodeTiling]:
     """One of each number of buffers, where the programs of a multiprocessor fit into it."""
+    default = MosaicDecode.default(heads)
     if heads.latent_rank is not None:  # of whose spans two fit, and no more
-        return [MosaicDecode.default(heads)]
+        return [default]
     found: dict[tuple[int, int], DecodeTiling] = {}
-    for residents, ring in _RINGS:
-        buffers = num_buffers(heads, ring)
-        if residents * buffers * buffer_bytes(heads) <= _ROOM_FOR_RINGS:
-            found.setdefault((residents, buffers), MosaicDecode(residents, ring))
+    for tiling in (default, *_OTHER_RINGS):
+        buffers = num_buffers(heads, tiling.ring)
+        if tiling.residents * buffers * buffer_bytes(heads) <= _ROOM_FOR_RINGS:
+            found.setdefault((tiling.residents, buffers), tiling)
     return list(found.values())
 
 
