@@ -28,7 +28,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
 from benchmarks.floors import Ceilings
-from benchmarks.gpu import DTYPE, ceilings, median_microseconds, random, repeated
+from benchmarks.gpu import DTYPE, ceilings, difference, median_microseconds, random, repeated
 from paged.attention import BACKENDS, AttentionMetadata, Scoring, attention_metadata
 from paged.attention.tiling import BY_RULE, Tilings
 from paged.attention.tuned import TUNED
@@ -299,8 +299,7 @@ def relative_error(
         function = jax.jit(functools.partial(attend, decode=case.decode))
         [exact] = function(q.astype(jnp.float32), pages, meta, [meta.page_tables])
     tokens = sum(query for query, _ in case.rows)
-    error = out[:tokens].astype(jnp.float32) - exact[:tokens]
-    return float(jnp.linalg.norm(error.ravel()) / jnp.linalg.norm(exact[:tokens].ravel()))
+    return float(difference(out[:tokens].ravel(), exact[:tokens].ravel()))
 
 
 def make_pool() -> Pages:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib
 import json
 import statistics
 import sys
@@ -39,7 +38,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, inst
 from benchmarks.floors import Ceilings
 from benchmarks.gpu import DTYPE, ceilings, kernels, median_microseconds, random, repeated
 from benchmarks.mixtures import ERROR, MODELS, THREADS, Sizes, check, layer_weights
-from benchmarks.tune_matmul import short, timed
+from benchmarks.tables import short, with_products
+from benchmarks.tune_matmul import timed
 from paged.matmul import (
     MOST_ROWS,
     ROW_UNIT,
@@ -82,7 +82,7 @@ def main() -> None:
             if options.json:
                 options.json.write_text(json.dumps(told, indent=1) + "\n")
     if options.table:
-        options.table.write_text(table_source())
+        options.table.write_text(with_products("GROUPED", GROUPED))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -357,21 +357,6 @@ def time_layer(
         "kernels": len(runs[-1]) / LAYERS,
         "others": dict(longest),
     }
-
-
-def table_source() -> str:
-    """The module `paged.matmul.tuned` with another table of grouped products."""
-    path = Path(importlib.import_module("paged.matmul.tuned").__file__ or "")
-    head = path.read_text().partition("GROUPED: ")[0]
-    lines = ["GROUPED: dict[str, dict[GroupedProduct, tuple[tuple[int, Tiling], ...]]] = {"]
-    for kind, products in GROUPED.items():
-        lines.append(f'    "{kind}": {{')
-        for product, rows in products.items():
-            lines.append(f"        {product}: (")
-            lines += [f"            ({most}, {short(tiling)})," for most, tiling in rows]
-            lines.append("        ),")
-        lines.append("    },")
-    return head + "\n".join([*lines, "}"]) + "\n"
 
 
 if __name__ == "__main__":

@@ -56,6 +56,13 @@ def random(seed: int, shape: tuple[int, ...], variance: float = 1.0) -> jax.Arra
     return ((bits.astype(jnp.float32) - 127.5) / 74 * variance**0.5).astype(DTYPE)
 
 
+@jax.jit
+def difference(found: jax.Array, expected: jax.Array) -> jax.Array:
+    """The norm of the difference, relative to the norm of the expected; worked out in float32."""
+    found, expected = found.astype(jnp.float32), expected.astype(jnp.float32)
+    return jnp.linalg.norm(found - expected) / jnp.linalg.norm(expected)
+
+
 def ceilings() -> Ceilings:
     """What this GPU reads, summing 2 GiB, and multiplies, in a product of 8192 rows and columns."""
     summed, square = jnp.ones(2**30, DTYPE), random(2, (8192, 8192))

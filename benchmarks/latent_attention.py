@@ -28,7 +28,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
 from benchmarks.floors import Ceilings
-from benchmarks.gpu import DTYPE, ceilings, median_microseconds, random, repeated
+from benchmarks.gpu import DTYPE, ceilings, difference, median_microseconds, random, repeated
 from paged.attention import (
     BACKENDS,
     AttentionMetadata,
@@ -212,8 +212,7 @@ def relative_error(
     with jax.default_matmul_precision("highest"):
         function = jax.jit(functools.partial(attend, case=case, backend="xla"))
         [exact] = function(q.astype(jnp.float32), pages, [tables])
-    error = out.astype(jnp.float32) - exact
-    return float(jnp.linalg.norm(error.ravel()) / jnp.linalg.norm(exact.ravel()))
+    return float(difference(out.ravel(), exact.ravel()))
 
 
 HEADER = (

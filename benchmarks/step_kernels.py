@@ -40,7 +40,7 @@ from benchmarks.gpu import Kernels, ceilings, kernels
 from paged.attention import BACKENDS, default_backend
 from paged.attention.tiling import BY_RULE
 from paged.attention.tuned import TUNED
-from paged.cache import CacheSpec, PagedKVCache
+from paged.cache import PagedKVCache
 from paged.models.loading import ModelSource, resolve_model
 from paged.models.registry import get_family
 from paged.models.weights import for_device
@@ -225,15 +225,7 @@ def step_shapes(args: argparse.Namespace, source: ModelSource) -> StepShapes:
     return StepShapes(
         family=get_family(model.architecture),
         model=model,
-        cache=CacheSpec(
-            num_layers=model.num_layers,
-            num_pages=NUM_PAGES,
-            page_size=PAGE_SIZE,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            dtype=DTYPE,
-            latent_rank=model.latent_rank,
-        ),
+        cache=model.cache_spec(NUM_PAGES, PAGE_SIZE, DTYPE),
         buckets=Buckets.make(MAX_NUM_SEQS, MAX_NUM_TOKENS, fewest_rows=FEWEST_ROWS_ON_GPU),
         max_model_len=MAX_MODEL_LEN,
         backend=args.backend or default_backend(device),

@@ -10,12 +10,11 @@ divided evenly among the shapes; those at the end go without if earlier ones too
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
 import time
 import warnings
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
+from benchmarks.tables import entry_lines, short, with_table
 from paged.attention import default_backend
 from paged.attention.tiling import Key, Tilings
 from paged.attention.tuned import TUNED
@@ -158,32 +158,18 @@ def listed(times: dict[Any, tuple[float, ...]]) -> list[tuple[str, tuple[float, 
     return [(short(tiling), of_tiling) for tiling, of_tiling in times.items()]
 
 
-def short(tiling: Any) -> str:
-    """A tiling's arguments that are not the defaults."""
-    said = (
-        f"{each.name}={getattr(tiling, each.name)}"
-        for each in fields(tiling)
-        if each.default is MISSING or getattr(tiling, each.name) != each.default
-    )
-    return f"{type(tiling).__name__}({', '.join(said)})"
-
-
 def source(table: dict[str, dict[Key, Tilings]]) -> str:
     """The module `paged.attention.tuned` with another table."""
-    path = Path(importlib.import_module("paged.attention.tuned").__file__ or "")
-    head = path.read_text().partition("TUNED: ")[0]
-    lines = ["TUNED: dict[str, dict[Key, Tilings]] = {"]
+    lines: list[str] = []
     for kind, of_kind in table.items():
         lines.append(f'    "{kind}": {{')
         for (size, group, page_size, dtype), tilings in of_kind.items():
             lines.append(f'        ({size}, {group}, {page_size}, "{dtype}"): Tilings(')
             for name, entries in vars(tilings).items():
-                lines.append(f"            {name}=(")
-                lines += [f"                ({most}, {short(each)})," for most, each in entries]
-                lines.append("            ),")
+                lines += [f"            {name}=(", *entry_lines(entries, 16), "            ),"]
             lines.append("        ),")
         lines.append("    },")
-    return head + "\n".join([*lines, "}"]) + "\n"
+    return with_table("paged.attention.tuned", "TUNED", lines)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib
 import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,8 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
-from benchmarks.gpu import DTYPE, kernels, random
+from benchmarks.gpu import DTYPE, difference, kernels, random
+from benchmarks.tables import short, with_products
 from paged.matmul import Tiling, matmul
 from paged.matmul.estimate import ranked_tilings
 from paged.matmul.tuned import TUNED, Product, UpTo
@@ -131,7 +131,8 @@ def main() -> None:
             rows = [asdict(result) for result in results]
             options.json.write_text(json.dumps(rows, indent=1))
     table = {jax.devices()[0].device_kind: tuned(results)}
-    text = source(TUNED | {kind: TUNED.get(kind, {}) | found for kind, found in table.items()})
+    merged = TUNED | {kind: TUNED.get(kind, {}) | found for kind, found in table.items()}
+    text = with_products("TUNED", merged)
     if options.table:
         options.table.write_text(text)
     else:
@@ -297,13 +298,6 @@ def mark(number: jax.Array) -> jax.Array:
     return jnp.sin(number)
 
 
-@jax.jit
-def difference(found: jax.Array, expected: jax.Array) -> jax.Array:
-    """The norm of the difference, relative to the expected."""
-    found, expected = found.astype(jnp.float32), expected.astype(jnp.float32)
-    return jnp.linalg.norm(found - expected) / jnp.linalg.norm(expected)
-
-
 def best(results: list[Result]) -> Result:
     """The fastest, or XLA where that is as good."""
     xla = next(result for result in results if result.tiling is None)
@@ -327,19 +321,6 @@ def summary(results: list[Result]) -> str:
     return f"{head} x{gain:.3f} | " + " | ".join(texts)
 
 
-def short(tiling: Tiling | None) -> str:
-    """A tiling's arguments that are not the defaults."""
-    if tiling is None:
-        return "None"
-    arguments = ((each, getattr(tiling, each.name)) for each in fields(Tiling))
-    said = (
-        f"{each.name}={value}"
-        for each, value in arguments
-        if each.default is MISSING or value != each.default
-    )
-    return f"Tiling({', '.join(said)})"
-
-
 def tuned(results: list[Result]) -> dict[Product, tuple[UpTo, ...]]:
     """The table of what was measured."""
     by_case: dict[Case, list[Result]] = {}
@@ -356,21 +337,6 @@ def joined(rows: dict[int, Tiling | None]) -> tuple[UpTo, ...]:
     pairs = list(rows.items())
     following = [*pairs[1:], (0, MISSING)]
     return tuple(pair for pair, after in zip(pairs, following, strict=True) if pair[1] != after[1])
-
-
-def source(table: dict[str, dict[Product, tuple[UpTo, ...]]]) -> str:
-    """The module `paged.matmul.tuned` with another table."""
-    path = Path(importlib.import_module("paged.matmul.tuned").__file__ or "")
-    head = path.read_text().partition("TUNED: ")[0]
-    lines = ["TUNED: dict[str, dict[Product, tuple[UpTo, ...]]] = {"]
-    for kind, products in table.items():
-        lines.append(f'    "{kind}": {{')
-        for key, rows in products.items():
-            lines.append(f"        {key}: (")
-            lines += [f"            ({most}, {short(tiling)})," for most, tiling in rows]
-            lines.append("        ),")
-        lines.append("    },")
-    return head + "\n".join([*lines, "}"]) + "\n"
 
 
 if __name__ == "__main__":

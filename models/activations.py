@@ -30,6 +30,11 @@ class ClampedSwiglu:
         return gate * jax.nn.sigmoid(self.alpha * gate) * (up + 1)
 
 
+def activate(x: jax.Array, activation: str) -> jax.Array:
+    """activation(x), worked out in float32, in x's dtype; for an MLP without a gate."""
+    return ACTIVATIONS[activation](x.astype(jnp.float32)).astype(x.dtype)
+
+
 def gate(both: jax.Array, activation: str | ClampedSwiglu) -> jax.Array:
     """activation(gate) * up [T, F] of both [T, 2, F], worked out in float32, in their dtype.
 

@@ -12,21 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 
-# Words as GPT-4 and many since cut them.
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+from paged.models import bpe
+
 # What GLM-4 has before every text.
 _GLM4_START = ("[gMASK]", "<sop>")
 
@@ -52,8 +41,9 @@ def glm4_backend(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
     backend = _tiktoken_backend(_read_ranks(path))
     _add_tokens(backend, settings)
     start = [(token, backend.token_to_id(token)) for token in _GLM4_START]
-    if any(token_id is None for _, token_id in start):
-        raise ValueError(f"the tokenizer lacks one of the special tokens {', '.join(_GLM4_START)}")
+    missing = [token for token, token_id in start if token_id is None]
+    if missing:
+        raise ValueError(f"tokenizer_config.json lacks the special tokens {', '.join(missing)}")
     backend.post_processor = processors.TemplateProcessing(
         single=[*_GLM4_START, "$A"], special_tokens=start
     )
@@ -73,16 +63,14 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
 
 def _tiktoken_backend(ranks: Mapping[bytes, int]) -> Tokenizer:
     vocab = {_spelled(token): rank for token, rank in ranks.items()}
-    merges = []
-    for token, rank in ranks.items():
-        cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
-        pairs = [(left, right) for left, right in cuts if left in ranks and right in ranks]
-        merges += [(rank, ranks[left], ranks[right], left, right) for left, right in pairs]
-    pairs_of_text = [(_spelled(left), _spelled(right)) for *_, left, right in sorted(merges)]
-    backend = Tokenizer(models.BPE(vocab, pairs_of_text, ignore_merges=True))
-    split = pre_tokenizers.Split(Regex(_WORDS), "isolated")
-    bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_only])
+    merges = sorted(
+        (rank, ranks[left], ranks[right], _spelled(left), _spelled(right))
+        for token, rank in ranks.items()
+        for left, right in bpe.pairs_of(token, ranks)
+    )
+    pairs = [(left, right) for *_, left, right in merges]
+    backend = Tokenizer(models.BPE(vocab, pairs, ignore_merges=True))
+    backend.pre_tokenizer = bpe.three_digits()
     backend.decoder = decoders.ByteLevel()
     return backend
 

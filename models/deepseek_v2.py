@@ -79,7 +79,7 @@ class DeepseekLayerParams:
         gate_up: D to [2, F], of the MLP or, where there is a mixture, of the shared experts.
         down: F to D, likewise.
         mixture: None where there is an MLP alone.
-        bias: [X] float32, see `GroupRouting`; None for none (V2).
+        bias: [X] float32, see `Routing.choose`; None for none (V2).
     """
 
     attention: LatentAttentionParams
@@ -188,8 +188,7 @@ def layer(
     out = params.down.added_to(x, params.gate_up.gated(normed, act))
     if params.mixture is None:
         return out, pages
-    routing = replace(extras.routing, bias=params.bias)
-    return out + mix(params.mixture, routing, normed, meta, act), pages
+    return out + mix(params.mixture, extras.routing, normed, meta, act, params.bias), pages
 
 
 forward = partial(decode, layer)

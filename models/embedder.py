@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from flax import struct
 
 from paged.attention import BACKENDS, attention_metadata
-from paged.cache import CacheSpec, PagedKVCache
+from paged.cache import PagedKVCache
 from paged.models.config import ModelConfig
 from paged.models.encoder import CLASSIFIERS, classify, encode
 from paged.models.pooling import ACTIVATIONS, Pooling
-from paged.models.registry import ENCODERS, get_family
+from paged.models.registry import ENCODERS, Encoder, get_family
 from paged.models.weights import Linear
 
 _PAGE_SIZE = 16
@@ -54,8 +54,7 @@ class Embedder:
     @property
     def prefix(self) -> str:
         """What the names of the body begin with where a checkpoint has more than the body."""
-        encoder = ENCODERS.get(self.config.architecture)
-        return "model." if encoder is None else f"{encoder.prefix}."
+        return "model." if self._encoder is None else f"{self._encoder.prefix}."
 
     @property
     def size(self) -> int:
@@ -64,10 +63,9 @@ class Embedder:
 
     def specs(self) -> EmbedderParams:
         """Description of the parameters. Each dense layer has a checkpoint of its own."""
-        encoder = ENCODERS.get(self.config.architecture)
         dense = tuple(module.specs() for module in self.pooling.dense)
-        if encoder is not None:
-            return EmbedderParams(encoder.specs(self.config), dense)
+        if self._encoder is not None:
+            return EmbedderParams(self._encoder.specs(self.config), dense)
         body = get_family(self.config.architecture).specs(self.config)
         return EmbedderParams(replace(body, head=None), dense)
 
@@ -86,11 +84,16 @@ class Embedder:
             return ACTIVATIONS[self.activation](classify(params.body, hidden[:, 0]))
         return self.pooling(hidden, lengths, params.dense)
 
+    @property
+    def _encoder(self) -> Encoder | None:
+        """What of its family is its own; None for a decoder."""
+        return ENCODERS.get(self.config.architecture)
+
     def _hidden(
         self, params: EmbedderParams, tokens: jax.Array, types: jax.Array, lengths: jax.Array
     ) -> jax.Array:
         """Hidden states [R, L, D]."""
-        if self.config.architecture in ENCODERS:
+        if self._encoder is not None:
             return encode(params.body, self.config, tokens, types, lengths)
         return self._decode(params, tokens)
 
@@ -113,17 +116,7 @@ class Embedder:
             backend=self.backend,
         )
         family = get_family(self.config.architecture)
-        cache = PagedKVCache.zeros(self._cache_spec(params, 1 + rows * pages))
+        dtype = params.body.embedding.table.dtype
+        cache = PagedKVCache.zeros(self.config.cache_spec(1 + rows * pages, _PAGE_SIZE, dtype))
         hidden, _ = family.forward(params.body, self.config, tokens.reshape(-1), cache, meta)
         return hidden.reshape(rows, length, -1)
-
-    def _cache_spec(self, params: EmbedderParams, num_pages: int) -> CacheSpec:
-        return CacheSpec(
-            num_layers=self.config.num_layers,
-            num_pages=num_pages,
-            page_size=_PAGE_SIZE,
-            num_kv_heads=self.config.num_kv_heads,
-            head_dim=self.config.head_dim,
-            dtype=params.body.embedding.table.dtype,
-            latent_rank=self.config.latent_rank,
-        )

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from paged.errors import ConfigError
-from paged.models.activations import ACTIVATIONS
+from paged.models.activations import activate
 from paged.models.config import ModelConfig, parse_config
 from paged.models.config_values import count, expect, shown
 from paged.models.layers import LayerNorm, biased_norm
@@ -198,7 +198,7 @@ def layer(
     attended = attend(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], lengths)
     x = params.out.added_to(x, attended.reshape(x.shape[0], -1))
     x = params.attention_norm(x, config.norm_eps)
-    inner = ACTIVATIONS[config.hidden_act](params.up(x).astype(jnp.float32)).astype(x.dtype)
+    inner = activate(params.up(x), config.hidden_act)
     return params.mlp_norm(params.down.added_to(x, inner), config.norm_eps)
 
 

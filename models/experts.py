@@ -176,8 +176,14 @@ class Routing:
                 "experts there are"
             )
 
-    def choose(self, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Of the router's scores [T, X] float32: weights [T, C] float32, experts [T, C] int32."""
+    def choose(
+        self, scores: jax.Array, bias: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Of the router's scores [T, X] float32: weights [T, C] float32, experts [T, C] int32.
+
+        `bias` [X] float32, where a family has one, counts for the choice and not for the weights.
+        """
+        assert bias is None, "a plain choice has no bias"
         highest, experts = jax.lax.top_k(scores, self.num_chosen)
         among = highest if self.renormalise else scores
         total = jax.nn.logsumexp(among, axis=-1, keepdims=True)
@@ -190,13 +196,14 @@ def mix(
     x: jax.Array,
     meta: AttentionMetadata,
     activation: Activation,
+    bias: jax.Array | None = None,
 ) -> jax.Array:
     """What the experts chosen for each of x [T, D] answer, added up by their weights; [T, D].
 
-    Padding tokens give no expert work, and get 0.
+    Padding tokens give no expert work, and get 0. For `bias` see `Routing.choose`.
     """
     is_token = meta.write_index[:, None] < DROPPED
-    weights, chosen = routing.choose(params.router(x, jnp.dtype(jnp.float32)))
+    weights, chosen = routing.choose(params.router(x, jnp.dtype(jnp.float32)), bias)
     owners = jnp.where(is_token, chosen, routing.num_experts).reshape(-1)
     order = params.gate_up.in_groups(owners, most=len(x))
     rows = x.at[order.rows // routing.num_chosen].get(mode="clip")

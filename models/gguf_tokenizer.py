@@ -7,21 +7,11 @@ from enum import IntEnum
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers
 
+from paged.models import bpe
 from paged.models.tokenizer import Tokenizer, TokenizerError, wrap_sequences
 
-_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS = (
-    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|{digits}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-# A capital may begin a word within a word, and contractions stay with theirs.
-_CASED_WORDS = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+{ending}"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*{ending}"
-    r"|{digits}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 _NAMED_TOKENS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -44,52 +34,20 @@ class _Kind(IntEnum):
     BYTE = 6
 
 
-def _gpt2_words() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False)
-
-
-def _single_digits() -> pre_tokenizers.PreTokenizer:
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    return pre_tokenizers.Sequence([digits, _gpt2_words()])
-
-
-def _three_digits() -> pre_tokenizers.PreTokenizer:
-    return _split_words(_WORDS, digits=r"\p{N}{1,3}")
-
-
-def _one_digit() -> pre_tokenizers.PreTokenizer:
-    return _split_words(_WORDS, digits=r"\p{N}")
-
-
-def _o200k_words() -> pre_tokenizers.PreTokenizer:
-    return _split_words(_CASED_WORDS, digits=r"\p{N}{1,3}", ending=f"{_CONTRACTIONS}?")
-
-
-def _tekken_words() -> pre_tokenizers.PreTokenizer:
-    return _split_words(_CASED_WORDS, digits=r"\p{N}")
-
-
-def _split_words(words: str, *, digits: str, ending: str = "") -> pre_tokenizers.PreTokenizer:
-    pattern = words.replace("{digits}", digits).replace("{ending}", ending)
-    split = pre_tokenizers.Split(Regex(pattern), "isolated")
-    bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([split, bytes_only])
-
-
 # How `tokenizer.ggml.pre` says that text is cut before pairs are merged.
 _PRE_TOKENIZERS = {
-    "default": _gpt2_words,
-    "gpt-2": _gpt2_words,
-    "smollm": _single_digits,
-    "llama-bpe": _three_digits,
-    "llama3": _three_digits,
-    "llama-v3": _three_digits,
-    "falcon3": _three_digits,
-    "dbrx": _three_digits,  # Phi-4
-    "gpt-4o": _o200k_words,  # Phi-4-mini
-    "qwen2": _one_digit,
-    "deepseek-r1-qwen": _one_digit,
-    "tekken": _tekken_words,  # Mistral Nemo
+    "default": bpe.gpt2_words,
+    "gpt-2": bpe.gpt2_words,
+    "smollm": bpe.gpt2_words_and_digits,
+    "llama-bpe": bpe.three_digits,
+    "llama3": bpe.three_digits,
+    "llama-v3": bpe.three_digits,
+    "falcon3": bpe.three_digits,
+    "dbrx": bpe.three_digits,  # Phi-4
+    "gpt-4o": bpe.o200k_words,  # Phi-4-mini
+    "qwen2": bpe.one_digit,
+    "deepseek-r1-qwen": bpe.one_digit,
+    "tekken": bpe.tekken_words,  # Mistral Nemo
 }
 # Whose words are looked up whole before pairs are merged, and whose texts begin with BOS.
 _LLAMA3_KINDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")
@@ -197,8 +155,7 @@ def _merges_by_score(
     for whole, score, kind in zip(tokens, scores, kinds, strict=True):
         if kind != _Kind.NORMAL:
             continue
-        cuts = [(whole[:cut], whole[cut:]) for cut in range(1, len(whole))]
-        pairs = [(left, right) for left, right in cuts if left in vocab and right in vocab]
+        pairs = bpe.pairs_of(whole, vocab)
         pairs.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
         ranked += [(-score, pair) for pair in pairs]
     return [pair for _, pair in sorted(ranked, key=lambda entry: entry[0])]

@@ -22,8 +22,6 @@ class GroupRouting(Routing):
         best: a group is as good as the sum of so many of its experts, the best ones.
         sigmoid: an expert counts by the sigmoid of its score; else by its share in a softmax.
         factor: on what a token's experts count.
-        bias: [X] float32, added to what experts count, for the choice alone. Each layer has its
-            own, and sets it where it chooses; None in a configuration, and where there is none.
     """
 
     num_groups: int
@@ -31,7 +29,6 @@ class GroupRouting(Routing):
     best: int
     sigmoid: bool
     factor: float
-    bias: jax.Array | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,10 +48,12 @@ class GroupRouting(Routing):
                 f"{self.chosen_groups} groups of {size}"
             )
 
-    def choose(self, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """See `Routing.choose`."""
+    def choose(
+        self, scores: jax.Array, bias: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """See `Routing.choose`; the bias is added to what experts count."""
         counts = jax.nn.sigmoid(scores) if self.sigmoid else jax.nn.softmax(scores)
-        preferred = counts if self.bias is None else counts + self.bias
+        preferred = counts if bias is None else counts + bias
         _, experts = lax.top_k(self._in_best_groups(preferred), self.num_chosen)
         weights = jnp.take_along_axis(counts, experts, axis=-1)
         if self.renormalise:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from paged.errors import ConfigError
+
 
 class NotAnObject(ValueError):
     """Text that is no JSON object."""
@@ -47,3 +49,15 @@ def read_object(path: Path) -> dict[str, Any]:
         return parse_object(path.read_bytes())
     except OSError as error:
         raise NotAnObject(error.strerror or str(error)) from error
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The object in a file that says what a model is.
+
+    Raises:
+        ConfigError: see `read_object`; it names the file.
+    """
+    try:
+        return read_object(path)
+    except NotAnObject as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error

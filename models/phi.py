@@ -8,12 +8,11 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import struct
 
 from paged.attention import AttentionMetadata, Scoring, paged_attention
 from paged.cache import Pages
-from paged.models.activations import ACTIVATIONS
+from paged.models.activations import activate
 from paged.models.config import ModelConfig, parse_config
 from paged.models.config_values import expect
 from paged.models.layers import (
@@ -54,12 +53,11 @@ class PhiLayerParams:
 
 
 def configure(data: Mapping[str, Any]) -> ModelConfig:
-    """The configuration. Its name for the activation is older than the one used here."""
+    """See `paged.models.registry.Family`."""
     expect(data, "hidden_act", "gelu_new")
     expect(data, "qk_layernorm", False)
     expect(data, "tie_word_embeddings", False)
-    renamed = {"hidden_act": "gelu_pytorch_tanh", "rms_norm_eps": data["layer_norm_eps"]}
-    return parse_config({**data, **renamed})
+    return parse_config({**data, "rms_norm_eps": data["layer_norm_eps"]})
 
 
 def specs(config: ModelConfig) -> DecoderParams:
@@ -102,8 +100,7 @@ def layer(
     scoring = Scoring(config.head_dim**-0.5, window)
     attended, pages = paged_attention(q, k, v, pages, meta, scoring)
     x = params.out.added_to(x, merge_heads(attended))
-    inner = params.up(normed).astype(jnp.float32)
-    inner = ACTIVATIONS[config.hidden_act](inner).astype(x.dtype)
+    inner = activate(params.up(normed), config.hidden_act)
     return params.down.added_to(x, inner), pages
 
 

@@ -7,12 +7,11 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import struct
 
 from paged.attention import AttentionMetadata, Scoring, paged_attention
 from paged.cache import PagedKVCache, Pages
-from paged.models.activations import ACTIVATIONS
+from paged.models.activations import activate
 from paged.models.config import ModelConfig, parse_config
 from paged.models.layers import (
     DecoderParams,
@@ -100,8 +99,7 @@ def layer(
     scoring = Scoring(config.head_dim**-0.5, window)
     attended, pages = paged_attention(q, k, v, pages, meta, scoring)
     x = params.out.added_to(x, merge_heads(attended))
-    inner = params.up(params.mlp_norm(x, config.norm_eps)).astype(jnp.float32)
-    inner = ACTIVATIONS[config.hidden_act](inner).astype(x.dtype)
+    inner = activate(params.up(params.mlp_norm(x, config.norm_eps)), config.hidden_act)
     return params.down.added_to(x, inner), pages
 
 

@@ -205,6 +205,10 @@ class ParamSpec:
     transpose: bool = False
     dtype: jnp.dtype | None = None
 
+    def dtype_among(self, others: jnp.dtype) -> jnp.dtype:
+        """What it is held in where the others are held in `others`."""
+        return self.dtype or jnp.dtype(others)
+
     def spread(self, sharding: Any) -> tuple[Any, ...]:
         """Where the view of each part goes, for a device to get what it needs of it alone.
 
@@ -223,9 +227,9 @@ class ParamSpec:
         return (NamedSharding(sharding.mesh, PartitionSpec(*axes)),) * len(self.parts)
 
     def assemble(self, tensors: Sequence[jax.Array], dtype: jnp.dtype) -> jax.Array:
-        """Make the parameter of what its `parts`, in their order, cut of checkpoint tensors."""
+        """Make the parameter, in `dtype`, of what its `parts`, in their order, cut of tensors."""
         views = [
-            tensor.reshape(part.view).astype(self.dtype or dtype)
+            tensor.reshape(part.view).astype(dtype)
             for tensor, part in zip(tensors, self.parts, strict=True)
         ]
         joined = jnp.concatenate(views, axis=self.join_axis) if len(views) > 1 else views[0]
@@ -300,12 +304,14 @@ def for_device(params: Any, device: jax.Device) -> Any:
 def param_bytes(specs: Any, dtype: jnp.dtype) -> int:
     """Bytes that the described parameters take in `dtype`."""
     leaves = jax.tree.leaves(specs)
-    return sum(math.prod(spec.shape) * (spec.dtype or jnp.dtype(dtype)).itemsize for spec in leaves)
+    return sum(math.prod(spec.shape) * spec.dtype_among(dtype).itemsize for spec in leaves)
 
 
 def param_shapes(specs: Any, dtype: jnp.dtype) -> Any:
     """The described parameters in `dtype` as shapes alone, to compile and to count bytes with."""
-    return jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype or dtype), specs)
+    return jax.tree.map(
+        lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype_among(dtype)), specs
+    )
 
 
 def param_shardings(specs: Any, mesh: Mesh) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,6 +19,14 @@ MULTIPROCESSORS = 132
 def divide(number: jax.Array, by: jax.Array | int) -> tuple[jax.Array, jax.Array]:
     """Quotient and remainder of numbers that are not negative."""
     return lax.div(number, by), lax.rem(number, by)
+
+
+def up_to[T](size: int, entries: Sequence[tuple[int, T]]) -> T:
+    """Of entries for up to so much each, in rising order, that for `size`.
+
+    The last is for more too.
+    """
+    return next((each for most, each in entries if size <= most), entries[-1][1])
 
 
 def swizzled(columns: int, itemsize: int, *middle: int) -> tuple[plgpu.Transform, ...]:

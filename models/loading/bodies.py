@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from paged.models.embedder import Embedder, EmbedderParams
-from paged.models.loading.checkpoint import Checkpoint, TensorInfo, load_params
+from paged.models.loading.checkpoint import Checkpoint, TensorInfo
 from paged.models.loading.converted import ConvertedCheckpoint, stored_specs
 from paged.models.loading.dummy import random_params
+from paged.models.loading.params import load_params
 from paged.models.loading.safetensors import SafetensorsCheckpoint
 from paged.models.loading.source import ModelSource
 

@@ -25,7 +25,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from paged.errors import ConfigError
-from paged.models.loading.checkpoint import check_tensors, load_param
+from paged.models.loading.checkpoint import check_tensors
 from paged.models.loading.converted import (
     LAYOUT_FILE,
     LAYOUT_VERSION,
@@ -34,6 +34,7 @@ from paged.models.loading.converted import (
     param_names,
 )
 from paged.models.loading.hub import describing_files
+from paged.models.loading.params import load_param
 from paged.models.loading.progress import progress
 from paged.models.loading.source import ModelSource
 from paged.models.tokenizer import Tokenizer
@@ -64,7 +65,8 @@ def convert(source: ModelSource, out: Path, dtype: jnp.dtype, *, show_progress: 
                 return param
 
             leaves = [
-                _Leaf(spec.shape, dtype, partial(make, spec)) for spec in jax.tree.leaves(specs)
+                _Leaf(spec.shape, spec.dtype_among(dtype), partial(make, spec))
+                for spec in jax.tree.leaves(specs)
             ]
             _save(dict(zip(names, leaves, strict=True)), folder / PARAMS_FOLDER)
         _write_json(folder / "config.json", _in_dtype(source.config_json, dtype))

@@ -46,11 +46,13 @@ def param_names(specs: Any) -> list[str]:
 def stored_specs(specs: Any) -> Any:
     """The same parameters, described as converted checkpoints hold them: each as it is."""
     described, structure = jax.tree.flatten(specs)
-    stored = [
-        ParamSpec((Part(name, spec.shape, spec.shape),), spec.shape, spec.axes, spec.init)
-        for name, spec in zip(param_names(specs), described, strict=True)
-    ]
-    return jax.tree.unflatten(structure, stored)
+    named = zip(param_names(specs), described, strict=True)
+    return jax.tree.unflatten(structure, [_stored(name, spec) for name, spec in named])
+
+
+def _stored(name: str, spec: ParamSpec) -> ParamSpec:
+    part = Part(name, spec.shape, spec.shape)
+    return ParamSpec((part,), spec.shape, spec.axes, spec.init, dtype=spec.dtype)
 
 
 def is_converted(folder: Path) -> bool:

@@ -27,7 +27,7 @@ def random_params(specs: Any, dtype: jnp.dtype, *, seed: int = 0, sharding: Any 
     def initialize(spec: ParamSpec, target: Any = None) -> jax.Array:
         # Drawn by name, so that a parameter does not change with what stands beside it.
         key = jax.random.fold_in(root, zlib.crc32(spec.parts[0].name.encode()))
-        return _initializer(spec.init, spec.shape, spec.dtype or dtype, target)(key)
+        return _initializer(spec.init, spec.shape, spec.dtype_among(dtype), target)(key)
 
     return jax.block_until_ready(jax.tree.map(initialize, *trees))
 

@@ -274,7 +274,9 @@ def _key(file: GgufFile, key: str) -> Any:
 def _count(file: GgufFile, key: str) -> int:
     value = _key(file, key)
     if type(value) is not int or value < 1:
-        raise CheckpointError(f"{key!r} in {file.path} must be a whole number above 0")
+        raise CheckpointError(
+            f"{key!r} in {file.path} must be a whole number above 0, found {value!r}"
+        )
     return value
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from paged.errors import ConfigError
 from paged.models.config_values import count, flag, shown
-from paged.models.json_files import NotAnObject, parse_value, read_object
+from paged.models.json_files import NotAnObject, parse_value, read_config
 from paged.models.pooling import ACTIVATIONS, DenseModule, Kind, Pooling
 
 LISTING = "modules.json"
@@ -75,9 +75,9 @@ def _pooling(folder: Path) -> Pooling | None:
             case "Transformer":
                 pass
             case "Pooling":
-                kind = _kind(_read(folder / path / "config.json"))
+                kind = _kind(read_config(folder / path / "config.json"))
             case "Dense":
-                dense.append(_dense(path, _read(folder / path / "config.json")))
+                dense.append(_dense(path, read_config(folder / path / "config.json")))
             case "Normalize":
                 normalize = True
             case _:
@@ -157,11 +157,4 @@ def _dimensions(model: Mapping[str, Any]) -> tuple[int, ...] | None:
 def _read_first(folder: Path, pattern: str) -> dict[str, Any]:
     """The first file of a pattern, {} where there is none: every entry of it has a default."""
     paths = sorted(folder.glob(pattern))
-    return _read(paths[0]) if paths else {}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return read_object(path)
-    except NotAnObject as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+    return read_config(paths[0]) if paths else {}

@@ -12,11 +12,10 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
-from paged.errors import ConfigError
 from paged.models.config import ModelConfig, token_ids
 from paged.models.gguf_tokenizer import tokenizer_from_gguf
-from paged.models.json_files import NotAnObject, read_object
-from paged.models.loading.checkpoint import Checkpoint, ModelNotFoundError, load_params
+from paged.models.json_files import read_config
+from paged.models.loading.checkpoint import Checkpoint, ModelNotFoundError
 from paged.models.loading.converted import (
     ConvertedCheckpoint,
     check_layout,
@@ -27,6 +26,7 @@ from paged.models.loading.dummy import random_params
 from paged.models.loading.gguf import GgufFile
 from paged.models.loading.gguf_checkpoint import GgufCheckpoint, gguf_config
 from paged.models.loading.hub import download
+from paged.models.loading.params import load_params
 from paged.models.loading.safetensors import SafetensorsCheckpoint
 from paged.models.registry import get_family, model_config
 from paged.models.tokenizer import Tokenizer, tokenizer_from_folder
@@ -202,10 +202,10 @@ def _from_folder(
     check_layout(folder)
     if not path.exists():
         raise ModelNotFoundError(f"{folder} is no model folder: it has no {config_file}")
-    config_json = _read_json(path)
+    config_json = read_config(path)
     config = model_config(config_json)
     generation_path = folder / "generation_config.json"
-    generation = _read_json(generation_path) if generation_path.exists() else {}
+    generation = read_config(generation_path) if generation_path.exists() else {}
     eos = (*config.eos_token_ids, *token_ids(generation.get("eos_token_id")))
     checkpoint = ConvertedCheckpoint if is_converted(folder) else SafetensorsCheckpoint
     opened = None if load_format == "dummy" else partial(checkpoint, folder)
@@ -218,10 +218,3 @@ def _from_folder(
         open_tokenizer=partial(tokenizer_from_folder, folder, eos),
         folder=folder,
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return read_object(path)
-    except NotAnObject as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from paged.cache import Pages
+from paged.kernels import up_to
 
 Key = tuple[int, int, int, str]
 """What tilings are measured for: D, G, tokens of a page, and the pages' element type."""
@@ -187,17 +188,12 @@ class Tilings:
 
     def of_decode(self, rows: int) -> DecodeTiling | None:
         """For a step of so many rows."""
-        return _up_to(rows, self.decode)
+        return up_to(rows, self.decode) if self.decode else None
 
     def of_prefill(self, tokens: int) -> PrefillTiling | None:
         """For a step of so many tokens."""
-        return _up_to(tokens, self.prefill)
+        return up_to(tokens, self.prefill) if self.prefill else None
 
 
 BY_RULE = Tilings()
 """Nothing was measured."""
-
-
-def _up_to[T](size: int, entries: tuple[tuple[int, T], ...]) -> T | None:
-    fits = (tiling for most, tiling in entries if size <= most)
-    return next(fits, entries[-1][1] if entries else None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
+from paged.kernels import up_to
 from paged.matmul.estimate import bound, grouped_tilings, ranked_tilings
 from paged.matmul.tiling import Tiling
 from paged.matmul.tuned import GROUPED, TUNED
@@ -36,11 +38,8 @@ def tiling_for(
         gated: the weight holds gates too, [k, 2, n].
         residual: [m, n] is added. It favours tilings that need no sum of splits.
     """
-    of_kind, product = TUNED.get(device_kind, {}), (gated, k, n)
-    measured = of_kind.get(product, TUNED[_NEAREST].get(product))
-    if measured is None:
-        return _estimated(m, k, n, gated, residual)
-    return next((tiling for most, tiling in measured if m <= most), measured[-1][1])
+    measured = _measured(TUNED, device_kind, (gated, k, n))
+    return _estimated(m, k, n, gated, residual) if measured is None else up_to(m, measured)
 
 
 @functools.cache
@@ -72,8 +71,12 @@ def grouped_tiling_for(
     Raises:
         ValueError: no tiling cuts them evenly.
     """
-    of_kind, product = GROUPED.get(device_kind, {}), (gated, groups, k, n)
-    measured = of_kind.get(product, GROUPED[_NEAREST].get(product))
+    measured = _measured(GROUPED, device_kind, (gated, groups, k, n))
     if measured is None:
         return grouped_tilings(m, groups, k, n, gated=gated)[0]
-    return next((tiling for most, tiling in measured if m <= most), measured[-1][1])
+    return up_to(m, measured)
+
+
+def _measured[P, T](table: Mapping[str, Mapping[P, T]], device_kind: str, product: P) -> T | None:
+    """What a table has for a product, on a kind of device or else on the nearest."""
+    return table.get(device_kind, {}).get(product, table[_NEAREST].get(product))

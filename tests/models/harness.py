@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from paged.attention import BACKENDS, AttentionMetadata, attention_metadata
-from paged.cache import KV_DTYPES, CacheSpec, PagedKVCache
+from paged.cache import KV_DTYPES, PagedKVCache
 from paged.models.config import ModelConfig
 from paged.models.registry import get_family
 from tests.models.goldens.tiny_weights import tiny_weight
@@ -66,15 +66,7 @@ class Runner:
         backend: str = "xla",
     ) -> None:
         pages = -(-max_tokens // page_size)
-        self.spec = CacheSpec(
-            num_layers=config.num_layers,
-            num_pages=1 + num_slots * pages,
-            page_size=page_size,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=KV_DTYPES[kv_dtype],
-            latent_rank=config.latent_rank,
-        )
+        self.spec = config.cache_spec(1 + num_slots * pages, page_size, KV_DTYPES[kv_dtype])
         self.config, self.params, self.backend = config.for_length(max_tokens), params, backend
         self.contexts = [0] * num_slots
         self._cache = PagedKVCache.zeros(self.spec)

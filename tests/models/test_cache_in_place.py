@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from paged.cache import KV_DTYPES, CacheSpec, PagedKVCache
+from paged.cache import KV_DTYPES, PagedKVCache
 from paged.models.loading.dummy import random_params
 from paged.models.registry import get_family, model_config
 from tests.models.harness import load_golden, run_step
@@ -22,15 +22,7 @@ from tests.models.harness import load_golden, run_step
 @pytest.mark.parametrize("num_tokens", [4, 32])
 def test_step_never_copies_pages(name, num_tokens, kv_dtype):
     config = model_config(load_golden(name)["config"])
-    spec = CacheSpec(
-        num_layers=config.num_layers,
-        num_pages=4099,
-        page_size=16,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=KV_DTYPES[kv_dtype],
-        latent_rank=config.latent_rank,
-    )
+    spec = config.cache_spec(4099, 16, KV_DTYPES[kv_dtype])
     rows = jax.ShapeDtypeStruct((4,), jnp.int32)
     params = random_params(get_family(config.architecture).specs(config), jnp.dtype(jnp.float32))
     compiled = run_step.lower(

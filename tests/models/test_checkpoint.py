@@ -16,16 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paged.models.loading import checkpoint as checkpoint_module
+from paged.models.loading import params as loading
 from paged.models.loading.checkpoint import (
     CheckpointError,
     TensorInfo,
     check_tensors,
-    load_params,
     map_file,
     release,
 )
 from paged.models.loading.dummy import random_params
+from paged.models.loading.params import load_params
 from paged.models.registry import FAMILIES, get_family, model_config
 from paged.models.weights import ParamSpec, param_bytes, param_shapes
 from tests.models.harness import load_golden, one_golden_a_family, tiny_tensors
@@ -198,7 +198,7 @@ def test_large_tensors_come_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch
     specs, checkpoint = checkpoint_of(name)
     bfloat16 = jnp.dtype(jnp.bfloat16)
     whole = load_params(specs, checkpoint, bfloat16, show_progress=False)
-    monkeypatch.setattr(checkpoint_module, "_PIECE", 1000)
+    monkeypatch.setattr(loading, "_PIECE", 1000)
     jax.tree.map(
         np.testing.assert_array_equal,
         load_params(specs, checkpoint, bfloat16, show_progress=False),
@@ -211,7 +211,7 @@ def test_what_is_on_its_way_is_limited(allowed: int, monkeypatch: pytest.MonkeyP
     """In bytes of parameters, unless one alone is larger."""
     specs, checkpoint = checkpoint_of("llama")
     largest = max(param_bytes(spec, F32) for spec in jax.tree.leaves(specs))
-    load, lock, on_the_way, most = checkpoint_module.load_param, threading.Lock(), [], 0
+    load, lock, on_the_way, most = loading.load_param, threading.Lock(), [], 0
 
     def watched(spec: Any, *how: Any) -> jax.Array:
         nonlocal most
@@ -224,8 +224,8 @@ def test_what_is_on_its_way_is_limited(allowed: int, monkeypatch: pytest.MonkeyP
             on_the_way.remove(param.nbytes)
         return param
 
-    monkeypatch.setattr(checkpoint_module, "load_param", watched)
-    monkeypatch.setattr(checkpoint_module, "_IN_FLIGHT", allowed)
+    monkeypatch.setattr(loading, "load_param", watched)
+    monkeypatch.setattr(loading, "_IN_FLIGHT", allowed)
     load_params(specs, checkpoint, F32, show_progress=False)
     assert most <= max(allowed, largest)
 

@@ -21,9 +21,9 @@ from paged.errors import ConfigError
 from paged.models.embedder import Embedder
 from paged.models.loading import CheckpointError, ModelNotFoundError, resolve_model
 from paged.models.loading.bodies import load_embedder
-from paged.models.loading.checkpoint import load_param
 from paged.models.loading.convert import convert
 from paged.models.loading.converted import param_names
+from paged.models.loading.params import load_param
 from paged.models.pooling import Pooling
 from tests.models.harness import load_golden, write_checkpoint
 
@@ -72,6 +72,14 @@ def test_dtype_is_that_asked_for(tmp_path: Path) -> None:
     assert_same(source.load(BF16, progress=False), before)
     wide = jax.tree.map(lambda param: param.astype(F32), before)
     assert_same(source.load(F32, progress=False), wide)
+
+
+def test_a_parameter_keeps_the_dtype_that_is_its_own(tmp_path: Path) -> None:
+    out = converted(tmp_path, "deepseek_v3", BF16)
+    before, after = resolve_model(tmp_path / "model"), resolve_model(out)
+    params = after.load(BF16, progress=False)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {BF16, F32}
+    assert_same(params, before.load(BF16, progress=False))
 
 
 @pytest.mark.parametrize("name", ["llama", "llama_tied"])

@@ -49,9 +49,7 @@ def test_choice_and_weights(routing: GroupRouting, biased: bool) -> None:
     rng = np.random.default_rng(0)
     scores = rng.normal(size=(T, X)).astype(np.float32)
     bias = (rng.normal(size=X) if biased else np.zeros(X)).astype(np.float32)
-    weights, chosen = replace(routing, bias=jnp.asarray(bias) if biased else None).choose(
-        jnp.asarray(scores)
-    )
+    weights, chosen = routing.choose(jnp.asarray(scores), jnp.asarray(bias) if biased else None)
     found = np.zeros((T, X))
     np.put_along_axis(found, np.asarray(chosen), np.asarray(weights), axis=1)
     np.testing.assert_allclose(found, one_by_one(routing, scores, bias), rtol=1e-5, atol=1e-7)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -148,6 +149,13 @@ def compile_for(
             function, in_shardings=sharding, out_shardings=sharding, donate_argnums=donate
         ).lower(*shapes)
     return lowered.compile({"xla_gpu_fail_ptx_compilation_on_register_spilling": not may_spill})
+
+
+def nothing_spilled(said: str) -> bool:
+    """Whether ptxas, by what it says of one kernel or more, kept all of them in registers."""
+    spilled = re.findall(r"(\d+) bytes spill stores", said)
+    assert spilled, f"nothing is said of registers: {said!r}"
+    return set(spilled) == {"0"}
 
 
 compile_for_h200 = functools.partial(compile_for, H200)

@@ -1,7 +1,7 @@
-"""Settings for kernels in an interpreter."""
+"""Settings for kernels in an interpreter, and what their compiler says."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -20,3 +20,10 @@ def forget_slow_programs(request: pytest.FixtureRequest) -> Iterator[None]:
         import jax
 
         jax.clear_caches()
+
+
+@pytest.fixture
+def ptxas(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    """What it says of the Mosaic kernels that were compiled since it was last asked."""
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    return lambda: "".join(capfd.readouterr())

@@ -23,7 +23,7 @@ from paged.attention import (
     latent_attention,
     paged_attention,
 )
-from paged.attention.tiling import BY_RULE, Tilings
+from paged.attention.tiling import BY_RULE, Heads, Tilings
 from paged.cache import KV_DTYPES, CacheSpec, Pages, as_stored
 
 Array = np.ndarray[Any, Any]
@@ -89,6 +89,12 @@ class Shape:
     @property
     def tolerance(self) -> float:
         return 5e-5 if self.dtype == "float32" else 2e-2
+
+
+def heads_of(shape: Shape) -> Heads:
+    """As far as tilings depend on the shape."""
+    pages = jax.eval_shape(lambda: Pages.zeros(shape.spec))
+    return Heads.of(jax.ShapeDtypeStruct((1, shape.heads, shape.head_dim), shape.dtype), pages)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from paged.attention.tiling import (
 )
 from paged.attention.tuning.candidates import decode_candidates, prefill_candidates
 from paged.cache import Pages, as_stored
-from tests.paged.ragged import Row, Shape, check
+from tests.paged.ragged import Row, Shape, check, heads_of
 
 SHAPE = Shape(heads=4, kv_heads=1, dtype="bfloat16", num_rows=4, num_tokens=300, max_len=512)
 MIXED = [Row(15, 1), Row(100, 200), Row(0, 2), Row(300, 33)]
@@ -111,11 +111,6 @@ def test_nothing_to_do() -> None:
     check(SHAPE, [Row(15, 1)], "interpreted")
 
 
-def of_heads(shape: Shape) -> Heads:
-    pages = jax.eval_shape(lambda: Pages.zeros(shape.spec))
-    return Heads.of(jax.ShapeDtypeStruct((1, shape.heads, shape.head_dim), shape.dtype), pages)
-
-
 def check_tiling(shape: Shape, tiling: DecodeTiling | PrefillTiling) -> None:
     """What is computed does not depend on it."""
     if isinstance(tiling, MosaicDecode):
@@ -139,7 +134,7 @@ def test_a_prefill_tiling_changes_nothing() -> None:
 @pytest.mark.parametrize("place", range(12))
 def test_no_candidate_changes_anything(head_dim: int, place: int) -> None:
     shape = replace(SHAPE, head_dim=head_dim)
-    heads = of_heads(shape)
+    heads = heads_of(shape)
     for candidates in (
         decode_candidates(heads, mosaic=True),
         prefill_candidates(heads, mosaic=True),

@@ -11,7 +11,6 @@ import pytest
 from paged import attention
 from paged.attention.tiling import (
     DecodeTiling,
-    Heads,
     MosaicDecode,
     MosaicPrefill,
     PrefillTiling,
@@ -21,17 +20,12 @@ from paged.attention.tiling import (
 )
 from paged.attention.tuning.candidates import decode_candidates, prefill_candidates
 from paged.cache import Pages
-from tests.paged.ragged import Row, Shape, check, step
+from tests.paged.ragged import Row, Shape, check, heads_of, step
 
 SHAPE = Shape(heads=6, dtype="bfloat16", num_rows=4, num_tokens=200, max_len=512)
 MIXED = [Row(15, 1), Row(100, 150), Row(0, 2), Row(300, 1)]
 DECODE = dataclasses.replace(SHAPE, num_rows=8, num_tokens=8)
 LENGTHS = [Row(length - 1, 1) for length in (200, 1, 64, 65, 512, 129, 16)]
-
-
-def of_heads(shape: Shape) -> Heads:
-    pages = jax.eval_shape(lambda: Pages.zeros(shape.spec))
-    return Heads.of(jax.ShapeDtypeStruct((1, shape.heads, shape.head_dim), shape.dtype), pages)
 
 
 def test_a_tiling_is_picked_by_size() -> None:
@@ -42,13 +36,13 @@ def test_a_tiling_is_picked_by_size() -> None:
 
 
 def test_rules_tell_shapes_apart() -> None:
-    heads = of_heads(dataclasses.replace(SHAPE, head_dim=128))
+    heads = heads_of(dataclasses.replace(SHAPE, head_dim=128))
     assert MosaicPrefill.default(heads).span == 128
     assert TritonPrefill.default(heads) == TritonPrefill(span=32, queries=128)
     assert TritonDecode.default(heads) == TritonDecode(span=64)
-    narrow = of_heads(dataclasses.replace(SHAPE, head_dim=128, kv_dtype="int8"))
+    narrow = heads_of(dataclasses.replace(SHAPE, head_dim=128, kv_dtype="int8"))
     assert TritonPrefill.default(narrow) == TritonPrefill(span=64, queries=64)
-    wide = of_heads(dataclasses.replace(SHAPE, head_dim=256, dtype="float32"))
+    wide = heads_of(dataclasses.replace(SHAPE, head_dim=256, dtype="float32"))
     assert TritonDecode.default(wide) == TritonDecode(span=16, warps=8)
     assert MosaicPrefill.default(wide).span == 64
 
@@ -106,7 +100,7 @@ def test_a_tiling_changes_nothing(tiling: DecodeTiling | PrefillTiling) -> None:
 @pytest.mark.parametrize("place", range(12))
 def test_no_candidate_changes_anything(options: dict[str, int], place: int) -> None:
     shape = Shape(**{**dataclasses.asdict(SHAPE), **options})
-    heads = of_heads(shape)
+    heads = heads_of(shape)
     for candidates in (
         decode_candidates(heads, mosaic=False),
         prefill_candidates(heads, mosaic=False),
@@ -117,7 +111,7 @@ def test_no_candidate_changes_anything(options: dict[str, int], place: int) -> N
 
 
 def test_every_backend_with_kernels_has_candidates() -> None:
-    heads = of_heads(dataclasses.replace(SHAPE, head_dim=128))
+    heads = heads_of(dataclasses.replace(SHAPE, head_dim=128))
     for mosaic in (False, True):
         decode = decode_candidates(heads, mosaic=mosaic)
         assert decode[0] == (MosaicDecode if mosaic else TritonDecode).default(heads)

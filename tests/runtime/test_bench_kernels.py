@@ -10,9 +10,12 @@ import pytest
 from benchmarks import tune_attention, tune_matmul
 from benchmarks.gpu import Kernels, median_microseconds
 from benchmarks.step_kernels import RUNS, Case, by_name
+from benchmarks.tables import with_products
 from paged.attention.tiling import MosaicDecode, MosaicPrefill, Tilings, TritonDecode
 from paged.attention.tuning.workloads import Case as Steps
 from paged.attention.tuning.workloads import cases
+from paged.matmul.tiling import Tiling
+from paged.matmul.tuned import GROUPED, TUNED
 from paged.runtime.buckets import Bucket, Buckets
 
 
@@ -66,6 +69,20 @@ def test_the_table_that_is_written_is_the_table() -> None:
     assert written["TUNED"] == table
     assert text.startswith('"""What was measured')
     assert tune_attention.source({}).rstrip().endswith("= {\n}")
+
+
+def test_a_table_leaves_the_others_as_they_are() -> None:
+    tilings = ((8, Tiling(row_warpgroups=1)), (64, Tiling()))
+    few = {"NVIDIA H200": {(True, 128, 2048, 768): tilings}}
+    written: dict[str, object] = {}
+    exec(with_products("GROUPED", few), written)
+    assert (written["TUNED"], written["GROUPED"]) == (TUNED, few)
+    text = with_products("TUNED", {"NVIDIA H100": {(False, 64, 128): ((1, None), *tilings)}})
+    exec(text, written)
+    assert written["TUNED"] == {"NVIDIA H100": {(False, 64, 128): ((1, None), *tilings)}}
+    assert written["GROUPED"] == GROUPED
+    with pytest.raises(ValueError, match="no table OTHER"):
+        with_products("OTHER", {})
 
 
 def test_heads_to_tune_are_read_as_they_are_typed() -> None:

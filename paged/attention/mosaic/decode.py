@@ -152,23 +152,31 @@ def _make_spec(
     tiling: MosaicDecode,
     interpreted: bool,
 ) -> Spec:
-    page_size, head_dim = pages.values.shape[1], q.shape[-1]
-    group = q.shape[1] // pages.kv_heads
-    fewest = 3 if pages.latent_rank is None else 2
+    heads = Heads.of(q, pages)
     return Spec(
-        group=group,
-        columns=pl.cdiv(group, 8) * 8,
+        group=heads.group,
+        columns=pl.cdiv(heads.group, 8) * 8,
         kv_heads=pages.kv_heads,
-        head_dim=head_dim,
-        latent_rank=pages.latent_rank,
-        page_size=page_size,
+        head_dim=heads.size,
+        latent_rank=heads.latent_rank,
+        page_size=heads.page_size,
         pages_per_table=meta.page_tables.shape[1],
-        buffers=max(tiling.ring // (SPAN * head_dim * q.dtype.itemsize), fewest),
+        buffers=num_buffers(heads, tiling.ring),
         programs=max(MULTIPROCESSORS * tiling.residents // pages.kv_heads, 1),
         scoring=scoring,
         dtype=q.dtype,
         interpreted=interpreted,
     )
+
+
+def buffer_bytes(heads: Heads) -> int:
+    """What a buffer of the ring takes: a span of keys, of values or of latents."""
+    return SPAN * heads.size * heads.dtype.itemsize
+
+
+def num_buffers(heads: Heads, ring: int) -> int:
+    """Those of a ring of so many bytes; with fewer than these nothing is copied ahead."""
+    return max(ring // buffer_bytes(heads), 3 if heads.latent_rank is None else 2)
 
 
 class _Shared(NamedTuple):

@@ -64,8 +64,8 @@ def _decode(
     max_parts = min(max(pl.next_power_of_2(tiling.programs // kv_heads), 1), _MAX_PARTS)
     work = work_list(lengths, scoring.window, max_parts, spec.span)
     num_items = work.items.shape[0]
-    shared = pages.latent_rank is not None and spec.group > _MEMBERS and q.dtype.itemsize == 2
-    members = _MEMBERS_OF_LATENT if shared else _MEMBERS
+    many = pages.latent_rank is not None and spec.group > _MEMBERS and q.dtype.itemsize == 2
+    members = _MEMBERS_OF_LATENT if many else _MEMBERS
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     inputs = q, pages, meta.page_tables, meta.slots, work.items, sinks
     out, parts, log_sums = pl.pallas_call(

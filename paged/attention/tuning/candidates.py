@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from paged.attention.mosaic.worklist import SPAN
+from paged.attention.mosaic.decode import buffer_bytes, num_buffers
 from paged.attention.tiling import (
     DecodeTiling,
     Heads,
@@ -21,10 +21,11 @@ from paged.attention.tiling import (
     TritonPrefill,
 )
 
-# Programs of a multiprocessor, and KiB of the ring of each: together what is on its way. Of its
-# 227 KiB of shared memory something is left for queries and output.
-_RINGS = ((2, 64), (1, 128), (2, 96), (3, 64))
+# Besides the rule's: programs of a multiprocessor, and bytes of the ring of each, are together what
+# is on its way. Of its 227 KiB of shared memory something is left for queries and output.
+_OTHER_RINGS = (MosaicDecode(1, 131072), MosaicDecode(2, 98304), MosaicDecode(3, 65536))
 _ROOM_FOR_RINGS = 208 * 1024
+# Where Mosaic's kernels run, Triton's may still be faster to decode: the likeliest are tried.
 _OF_TRITON_ON_HOPPER = 1
 
 
@@ -41,14 +42,14 @@ def prefill_candidates(heads: Heads, *, mosaic: bool) -> list[PrefillTiling]:
 
 def _mosaic_decode(heads: Heads) -> list[DecodeTiling]:
     """One of each number of buffers, where the programs of a multiprocessor fit into it."""
+    default = MosaicDecode.default(heads)
     if heads.latent_rank is not None:  # of whose spans two fit, and no more
-        return [MosaicDecode.default(heads)]
-    buffer = SPAN * heads.size * heads.dtype.itemsize
+        return [default]
     found: dict[tuple[int, int], DecodeTiling] = {}
-    for residents, kib in _RINGS:
-        buffers = max(kib * 1024 // buffer, 3)
-        if residents * buffers * buffer <= _ROOM_FOR_RINGS:
-            found.setdefault((residents, buffers), MosaicDecode(residents, kib * 1024))
+    for tiling in (default, *_OTHER_RINGS):
+        buffers = num_buffers(heads, tiling.ring)
+        if tiling.residents * buffers * buffer_bytes(heads) <= _ROOM_FOR_RINGS:
+            found.setdefault((tiling.residents, buffers), tiling)
     return list(found.values())
 
 

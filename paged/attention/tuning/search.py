@@ -31,21 +31,21 @@ Found = dict[Case, dict[Tiling, tuple[float, ...]]]
 of its workloads."""
 
 
-class Timer(Protocol):
-    """What runs attention."""
+class Timer[Program](Protocol):
+    """What runs attention, in programs of its own kind."""
 
-    def compile(self, case: Case, tiling: Tiling, *, may_spill: bool) -> Any:
+    def compile(self, case: Case, tiling: Tiling, *, may_spill: bool) -> Program:
         """A program for the steps of a case. Raises what the compiler raises, or that registers
         spill where they must not. Called by several threads at a time."""
 
-    def microseconds(self, case: Case, program: Any) -> tuple[float, ...]:
+    def microseconds(self, case: Case, program: Program) -> tuple[float, ...]:
         """What attention takes in each workload of a case."""
 
 
-def search(
+def search[Program](
     layer: Layer,
     cases: Sequence[Case],
-    timer: Timer,
+    timer: Timer[Program],
     *,
     seconds: float,
     advance: Callable[[int], object],
@@ -84,13 +84,13 @@ def num_candidates(layer: Layer, cases: Sequence[Case]) -> int:
     return sum(len(case.candidates(layer)) for case in cases)
 
 
-def _compiled(
+def _compiled[Program](
     layer: Layer,
     cases: Sequence[Case],
-    timer: Timer,
+    timer: Timer[Program],
     seconds: float,
     advance: Callable[[int], object],
-) -> dict[tuple[Case, Tiling], Any]:
+) -> dict[tuple[Case, Tiling], Program]:
     """The programs that compile within so many seconds, the likeliest first."""
     jobs = [
         (place, case, tiling)
@@ -100,7 +100,7 @@ def _compiled(
     jobs.sort(key=lambda job: job[0])
     threads = ThreadPoolExecutor(max(2, os.cpu_count() or 2))
     # What the rule says is what runs otherwise, however it compiles.
-    futures: dict[tuple[Case, Tiling], Future[Any]] = {
+    futures: dict[tuple[Case, Tiling], Future[Program]] = {
         (case, tiling): threads.submit(timer.compile, case, tiling, may_spill=place == 0)
         for place, case, tiling in jobs
     }

@@ -35,7 +35,7 @@ _FILLED_BYTES = 2**26
 
 
 class GpuTimer:
-    """Times attention by the clock of the first GPU (a `search.Timer`)."""
+    """A `search.Timer` by the clock of the first GPU."""
 
     def __init__(self, layer: Layer, pool_bytes: int = POOL_BYTES) -> None:
         """Fill a pool of at most so many bytes."""
@@ -52,7 +52,7 @@ class GpuTimer:
             lowered = jax.jit(function).lower(*args)
         return lowered.compile({_FAIL_ON_SPILLING: not may_spill})
 
-    def microseconds(self, case: Case, program: Any) -> tuple[float, ...]:
+    def microseconds(self, case: Case, program: Compiled) -> tuple[float, ...]:
         calls = num_calls(self._layer, case)
         times = []
         for workload in case.workloads:
@@ -157,6 +157,7 @@ def _arrays(layer: Layer, case: Case, workload: Workload, pages: Pages) -> tuple
 
 
 def _filled_pages(layer: Layer) -> Pages:
+    """The pool: numbers as a layer's keys and values might be."""
     cache = layer.cache
     filled = min(max(_FILLED_BYTES // cache.bytes_per_page, 1), cache.num_pages)
     repeats = -(-cache.num_pages // filled)

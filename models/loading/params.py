@@ -1,0 +1,176 @@
+"""From the tensors of a checkpoint to the parameters of a model.
+
+All that headers can tell of a checkpoint that is wrong is found before memory is taken.
+Tensors then go to their devices, each device getting what it needs of them alone, and are joined,
+transposed and cast there. Several parameters are on their way at a time, the files of a checkpoint
+being read side by side; together they stay within `_IN_FLIGHT` bytes, unless one alone is larger.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache, partial
+from itertools import groupby
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paged.models.loading.checkpoint import Checkpoint, check_tensors, check_values, release
+from paged.models.loading.progress import progress
+from paged.models.weights import ParamSpec, param_bytes
+
+# Parameters on their way at a time, and their bytes. Threads mostly wait, for disk and device.
+_THREADS = 8
+_IN_FLIGHT = 2**29
+# Elements of a tensor on their way at a time, where a parameter is made of it alone.
+_PIECE = 2**23
+
+
+def load_params(
+    specs: Any,
+    checkpoint: Checkpoint,
+    dtype: jnp.dtype,
+    *,
+    show_progress: bool = True,
+    sharding: Any = None,
+) -> Any:
+    """Load the described parameters.
+
+    Args:
+        specs: pytree of `ParamSpec`.
+        dtype: of the parameters; tensors are cast as they arrive.
+        show_progress: a bar on a terminal, or log lines elsewhere.
+        sharding: None for the default device, or a pytree of shardings like `specs`.
+
+    Raises:
+        CheckpointError: tensors are missing, unexpected, of the wrong shape or dtype, or have NaN.
+    """
+    check_tensors(specs, checkpoint)
+    described, structure = jax.tree.flatten(specs)
+    targets = [None] * len(described) if sharding is None else jax.tree.leaves(sharding)
+    budget = _Budget(_IN_FLIGHT)
+
+    def load(spec: ParamSpec, target: Any) -> jax.Array:
+        with budget.share(param_bytes(spec, dtype)):
+            return load_param(spec, checkpoint, dtype, target)
+
+    params = []
+    total = param_bytes(specs, dtype)
+    with (
+        progress(total, "Loading weights", "B", show=show_progress) as advance,
+        ThreadPoolExecutor(_THREADS, "loading") as threads,
+    ):
+        for param in threads.map(load, described, targets):
+            params.append(param)
+            advance(param.nbytes)
+    return jax.tree.unflatten(structure, params)
+
+
+def load_param(
+    spec: ParamSpec, checkpoint: Checkpoint, dtype: jnp.dtype, sharding: Any = None
+) -> jax.Array:
+    """Load one parameter; it has arrived when this returns.
+
+    Args:
+        dtype: that of the others, if the parameter has one of its own.
+
+    Raises:
+        CheckpointError: it has NaN or infinity in it.
+    """
+    dtype = spec.dtype_among(dtype)
+    large = math.prod(spec.parts[0].view) > _PIECE
+    if sharding is None and type(spec) is ParamSpec and len(spec.parts) == 1 and large:
+        [part] = spec.parts
+        view = part.cut(checkpoint.read(part.name)).reshape(part.view)
+        param = _in_pieces(view, dtype, transpose=spec.transpose)
+    else:
+        param = _assemble(spec, _views(spec, checkpoint, sharding), dtype, sharding)
+    check_values(param, spec, checkpoint)
+    return param
+
+
+def _views(spec: ParamSpec, checkpoint: Checkpoint, sharding: Any) -> list[jax.Array]:
+    """What a parameter is made of, on the devices that its sharding needs it on."""
+    views = []
+    places = zip(spec.parts, spec.spread(sharding), strict=True)
+    for name, group in groupby(places, key=lambda pair: pair[0].name):
+        tensor = checkpoint.read(name)
+        for part, place in group:
+            view = part.cut(tensor)
+            # Waiting here keeps the host from copying all that a parameter is made of at once.
+            views.append(jax.device_put(view.reshape(part.view), place).block_until_ready())
+            release(view)
+    return views
+
+
+def _in_pieces(view: np.ndarray, dtype: jnp.dtype, *, transpose: bool) -> jax.Array:
+    """A parameter of one large tensor, some rows of which are on their way at a time."""
+    shape = (*view.shape[-1:], *view.shape[:-1]) if transpose else view.shape
+    param = jnp.zeros(shape, dtype)
+    step = max(_PIECE // math.prod(view.shape[1:]), 1)
+    for start in range(0, len(view), step):
+        rows = view[start : start + step]
+        piece = _turned(jax.device_put(rows), dtype, transpose=transpose)
+        param = _put(param, piece, start, axis=int(transpose)).block_until_ready()
+        release(rows)
+    return param
+
+
+@partial(jax.jit, static_argnames=("dtype", "transpose"))
+def _turned(rows: jax.Array, dtype: jnp.dtype, *, transpose: bool) -> jax.Array:
+    """Rows of a tensor as a parameter has them. In one program with `_put`: thrice the time."""
+    piece = rows.astype(dtype)
+    return jnp.moveaxis(piece, -1, 0) if transpose else piece
+
+
+@partial(jax.jit, static_argnames="axis", donate_argnames="param")
+def _put(param: jax.Array, piece: jax.Array, start: int, *, axis: int) -> jax.Array:
+    """Overwrite a part of a parameter in place."""
+    return jax.lax.dynamic_update_slice_in_dim(param, piece, start, axis)
+
+
+class _Budget:
+    """Bytes that threads share; who wants more than there are waits to have them all."""
+
+    def __init__(self, total: int) -> None:
+        self._total = self._free = total
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def share(self, size: int) -> Iterator[None]:
+        size = min(size, self._total)
+        with self._changed:
+            self._changed.wait_for(lambda: size <= self._free)
+            self._free -= size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += size
+                self._changed.notify_all()
+
+
+def _assemble(
+    spec: ParamSpec, views: list[jax.Array], dtype: jnp.dtype, sharding: Any
+) -> jax.Array:
+    """Join one parameter on the device.
+
+    Compiled once for all parameters of the same make: their names do not count.
+    """
+    anonymous = tuple(replace(part, name="") for part in spec.parts)
+    make = _assembler(replace(spec, parts=anonymous), dtype, sharding)
+    return make(views).block_until_ready()
+
+
+@cache
+def _assembler(
+    spec: ParamSpec, dtype: jnp.dtype, sharding: Any
+) -> Callable[[list[jax.Array]], jax.Array]:
+    return jax.jit(partial(spec.assemble, dtype=dtype), out_shardings=sharding)
