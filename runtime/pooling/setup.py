@@ -16,12 +16,13 @@ from paged.models.pooling import Pooling
 from paged.models.registry import ENCODERS, is_headless
 from paged.models.weights import for_device, param_bytes, param_shapes
 from paged.runtime.backend import choose_backend
+from paged.runtime.compiler import memory_to_run
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
 from paged.runtime.pooling.abilities import Abilities
 from paged.runtime.pooling.grid import Grid
-from paged.runtime.pooling.runner import PoolingRunner, compile_programs, program_memory
+from paged.runtime.pooling.runner import PoolingRunner, compile_programs
 from paged.runtime.setup import claim_device_memory, free_memory, step_limits, timed
 
 _GIB = 2**30
@@ -109,7 +110,7 @@ def _load(
         shapes = for_device(param_shapes(specs, dtype), device)
         programs = compile_programs(embedder, grid, shapes, show_progress=progress)
     if budget is not None:
-        check_memory(budget, param_bytes(specs, dtype), program_memory(programs))
+        check_memory(budget, param_bytes(specs, dtype), memory_to_run(programs.values()))
     with timed(f"Loaded {source.name}"):
         params = load_embedder(embedder, source, dtype, seed=config.seed, progress=progress)
         params = jax.block_until_ready(for_device(params, device))

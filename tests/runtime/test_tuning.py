@@ -18,8 +18,9 @@ from paged.attention.tuning.search import Tiling
 from paged.attention.tuning.workloads import Case
 from paged.cache import CacheSpec
 from paged.models.registry import get_family, model_config
-from paged.runtime import programs, tuning
+from paged.runtime import compiler, programs, tuning
 from paged.runtime.buckets import Buckets
+from paged.runtime.compiler import Job, Key
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
@@ -183,11 +184,10 @@ def test_a_gpu_whose_clock_fails_goes_by_the_rule(
 
 def test_programs_depend_on_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(programs, "load_or_compile", lambda what, make: asked.append(repr(what)))
+    monkeypatch.setattr(compiler, "load_or_compile", lambda what, make: asked.append(repr(what)))
+    jobs: list[tuple[Key, Job]] = [(("copy_pages",), Job(lambda: None, ()))]
     for found in (BY_RULE, Tilings(((1, DECODE),))):
-        shapes = replace(shapes_of(), tilings=found)
-        with programs._compiler(shapes) as submit:
-            submit(("copy_pages",), (lambda: None, (), ())).result()
+        programs._compile(replace(shapes_of(), tilings=found), jobs)
     assert len(set(asked)) == 2
 
 
