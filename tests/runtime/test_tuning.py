@@ -166,7 +166,7 @@ def test_a_damaged_file_is_made_anew(
     assert tilings(shapes_of()) == found
     assert clock.searches == 2
     [said] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "is damaged, and attention is tuned again" in said
+    assert "does not load and is made anew" in said
     assert "\n" not in said
     assert tilings(shapes_of()) == found
     assert clock.searches == 2
