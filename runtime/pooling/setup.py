@@ -20,12 +20,11 @@ from paged.runtime.compiler import memory_to_run
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
+from paged.runtime.memory import size_text
 from paged.runtime.pooling.abilities import Abilities
 from paged.runtime.pooling.grid import Grid
 from paged.runtime.pooling.runner import PoolingRunner, compile_programs
 from paged.runtime.setup import claim_device_memory, free_memory, step_limits, timed
-
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ def check_memory(budget: int, weights: int, steps: int) -> None:
     """Raise ConfigError if weights and steps do not fit a budget, all in bytes."""
     if weights + steps > budget:
         raise ConfigError(
-            f"The weights ({weights / _GIB:.2f} GiB) and the largest step ({steps / _GIB:.2f} GiB) "
-            f"do not fit the {budget / _GIB:.2f} GiB that may be used. Lower "
+            f"The weights ({size_text(weights)}) and the largest step ({size_text(steps)}) do not "
+            f"fit the {size_text(budget)} that may be used. Lower "
             "--max-num-batched-tokens or --max-model-len, or raise --gpu-memory-utilization."
         )
