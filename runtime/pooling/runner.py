@@ -42,14 +42,14 @@ def packed_shape(shape: Shape) -> jax.ShapeDtypeStruct:
 
 
 def embed(embedder: Embedder, params: Any, packed: jax.Array) -> jax.Array:
-    """Vectors of a batch as `pack` makes it."""
+    """Vectors [R, N] float32 of a batch [R, 2 * L + 1] as `pack` makes it."""
     length = packed.shape[1] // 2
     tokens, types, lengths = jnp.split(packed, (length, 2 * length), axis=1)
     return embedder(params, tokens, types, lengths[:, 0])
 
 
 def pack(batch: Batch) -> NDArray[np.int32]:
-    """[R, 2 * L + 1]: tokens, their types, and how many they are. Empty rows have one token, 0."""
+    """[R, 2 * L + 1] int32: L tokens, their types, their number. Empty rows have one token, 0."""
     length = batch.shape.length
     packed = np.zeros(packed_shape(batch.shape).shape, np.int32)
     packed[:, -1] = 1

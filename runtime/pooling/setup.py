@@ -134,8 +134,10 @@ def model_length(wanted: int | None, model: ModelConfig, settings: EmbeddingSett
 
 
 def make_embedder(model: ModelConfig, settings: EmbeddingSettings, *, backend: str) -> Embedder:
-    """What is computed. A folder without a list of modules leaves it to custom: the first token
-    of an encoder, the last of a decoder, and vectors of length 1.
+    """What is computed.
+
+    A folder without a list of modules leaves it to custom: the first token of an encoder, the last
+    of a decoder, and vectors of length 1.
 
     Raises:
         ConfigError: layers that do not go together, or a classifier that gives not one score.
