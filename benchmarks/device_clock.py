@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
 
 from paged.runtime.memory import MemoryPlan
 from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
@@ -69,8 +68,7 @@ class Clock:
         return SequenceOutput(name, 0, [token], finish_reason=reason, first_scheduled_time=now)
 
     def stats(self) -> EngineStats:
-        numbers: dict[str, Any] = dict.fromkeys(EngineStats.__struct_fields__, 0)
-        return EngineStats(**numbers | {"num_steps": self._num_steps})
+        return EngineStats(num_steps=self._num_steps)
 
     def reset_prefix_cache(self) -> bool:
         return True

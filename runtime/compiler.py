@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.stages import Compiled, Lowered
 
+from paged.models.loading.progress import progress
 from paged.runtime.program_store import kept_once, load_or_compile, named_apart
 
 logger = logging.getLogger(__name__)
@@ -21,15 +21,24 @@ logger = logging.getLogger(__name__)
 Key = tuple[Any, ...]
 """Names a program: its kind, then what it is specialised for."""
 
-Job = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
-"""A function, its abstract arguments, and which of them are donated."""
 
-Submit = Callable[[Key, Job], Future[Compiled]]
+class Job(NamedTuple):
+    """A program to be compiled.
+
+    Attributes:
+        args: abstract ones.
+        donated: indices of those whose memory the program takes over.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    donated: tuple[int, ...] = ()
 
 
-@contextmanager
-def compiler(fixed: Any) -> Iterator[Submit]:
-    """Compiles what it is handed, many at a time; waits for all of it at the end.
+def compile_all(
+    fixed: Any, jobs: Iterable[tuple[Key, Job]], *, show_progress: bool = False
+) -> dict[Key, Compiled]:
+    """A program for each job, many compiled at a time; the first jobs begin first.
 
     Tracing and lowering are Python: threads that did both at once would only stand in the way of
     each other, and of those that compile. So one thread does both for all.
@@ -38,20 +47,35 @@ def compiler(fixed: Any) -> Iterator[Submit]:
         fixed: what all the programs are specialised for, beside their keys and arguments.
     """
     cores = max(2, os.cpu_count() or 2)
-    with (
-        kept_once(),
-        ThreadPoolExecutor(1) as lowering,
-        ThreadPoolExecutor(cores) as compiling,
-    ):
+    programs: dict[Key, Compiled] = {}
+    with kept_once(), ThreadPoolExecutor(1) as lowering, ThreadPoolExecutor(cores) as compiling:
+        futures = {}
+        for key, job in jobs:
+            what, make = (key, fixed, job.args, job.donated), partial(_make, key, job, lowering)
+            futures[compiling.submit(load_or_compile, what, make)] = key
+        with progress(len(futures), "Compiling", " programs", show=show_progress) as advance:
+            for done in as_completed(futures):
+                programs[futures[done]] = done.result()
+                advance(1)
+    return programs
 
-        def submit(key: Key, job: Job) -> Future[Compiled]:
-            make = partial(_make, key, job, lowering)
-            return compiling.submit(load_or_compile, (key, fixed, *job[1:]), make)
 
-        yield submit
+def memory_to_run(programs: Iterable[Compiled]) -> int:
+    """Bytes of device memory that programs need beside what they are given.
+
+    As XLA reports it: temporaries of one program, and the outputs of the two runs that can be in
+    flight. What a program takes over is no output.
+    """
+    temporary = outputs = 0
+    for program in programs:
+        report = program.memory_analysis()
+        assert report is not None, "this backend does not report the memory of its programs"
+        temporary = max(temporary, report.temp_size_in_bytes)
+        outputs = max(outputs, report.output_size_in_bytes - report.alias_size_in_bytes)
+    return temporary + 2 * outputs
 
 
-def _make(key: Key, job: Job, lowering: ThreadPoolExecutor) -> Compiled:
+def _make(key: Key, job: Job, lowering: Executor) -> Compiled:
     lowered = lowering.submit(_lower, key, job).result()
     started = time.perf_counter()
     program = lowered.compile()
@@ -60,9 +84,9 @@ def _make(key: Key, job: Job, lowering: ThreadPoolExecutor) -> Compiled:
 
 
 def _lower(key: Key, job: Job) -> Lowered:
-    function, args, donated = job
     started, worked = time.perf_counter(), time.thread_time()
-    lowered = jax.jit(named_apart(function, key[0]), donate_argnums=donated).lower(*args)
+    function = named_apart(job.function, key[0])
+    lowered = jax.jit(function, donate_argnums=job.donated).lower(*job.args)
     seconds, work = time.perf_counter() - started, time.thread_time() - worked
     logger.debug("%s: lowered in %.1f s, with %.1f s of a core", key, seconds, work)
     return lowered

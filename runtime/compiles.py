@@ -1,4 +1,4 @@
-"""Counting compilations, to prove that serving causes none."""
+"""Where compilations are kept, and how many there were, to prove that serving causes none."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ give the numbers, never the input itself, which may be huge or private.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import index
 from typing import Any, NamedTuple, NotRequired, TypedDict
@@ -171,7 +171,7 @@ class Front:
     def _check_prompt(self, token_ids: list[int]) -> None:
         if not token_ids:
             raise InvalidRequest("the prompt is empty; it must hold at least one token", "prompt")
-        self._check_ids(token_ids, "prompt")
+        check_ids(token_ids, self.vocab_size, "prompt")
 
     def _check_priority(self, priority: int) -> None:
         if not isinstance(priority, int) or not -(2**63) <= priority < 2**63:
@@ -182,15 +182,6 @@ class Front:
                 "engine with --scheduling-policy priority",
                 "priority",
             )
-
-    def _check_ids(self, token_ids: Iterable[int], param: str) -> None:
-        for token in token_ids:
-            if not 0 <= token < self.vocab_size:
-                raise InvalidRequest(
-                    f"Token id {token} is out of vocabulary: {param} takes ids from 0 to "
-                    f"{self.vocab_size - 1}",
-                    param,
-                )
 
     def _resolve(self, params: SamplingParams | None, num_prompt_tokens: int) -> SamplingParams:
         """Checked parameters with max_tokens set."""
@@ -230,8 +221,8 @@ class Front:
             )
         for stop in params.stop_strings:
             _check_text(stop, "stop")
-        self._check_ids(params.stop_token_ids or (), "stop_token_ids")
-        self._check_ids(params.logit_bias or (), "logit_bias")
+        check_ids(params.stop_token_ids or (), self.vocab_size, "stop_token_ids")
+        check_ids(params.logit_bias or (), self.vocab_size, "logit_bias")
 
 
 def take_apart(prompt: Prompt, cache_salt: str) -> Parts:
@@ -254,6 +245,17 @@ def _parts_of_mapping(prompt: Mapping[str, Any], cache_salt: str) -> Parts:
             "prompt",
         )
     return Parts(text, None if token_ids is None else _integers(token_ids), cache_salt)
+
+
+def check_ids(token_ids: Collection[int], vocab_size: int, param: str) -> None:
+    """Raise InvalidRequest for a token id that the model does not have."""
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return
+    wrong = next(token for token in token_ids if not 0 <= token < vocab_size)
+    raise InvalidRequest(
+        f"Token id {wrong} is out of vocabulary: {param} takes ids from 0 to {vocab_size - 1}",
+        param,
+    )
 
 
 def _check_text(value: Any, name: str) -> None:

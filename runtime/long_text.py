@@ -1,9 +1,13 @@
-"""Work on text that may be long, without holding up everybody else's streams."""
+"""What is known of text that may be long, and work on it that holds up nobody else's streams."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+
+# Twice what the longest tokens of known vocabularies stand for (they are runs of spaces).
+LONGEST_TOKEN = 256
+"""Characters that a token stands for at most."""
 
 # Characters that take a few milliseconds to render or to tokenise.
 _LONG_TEXT = 10_000

@@ -60,8 +60,8 @@ class MemoryPlan:
         }
         lines = [
             "Memory:",
-            *(f"  {name:14} {_size(share)}" for name, share in shares.items() if share),
-            f"  {'KV pages':14} {_size(pages)}  ({self.num_pages} of {self.page_size} tokens)",
+            *(f"  {name:14} {size_text(share)}" for name, share in shares.items() if share),
+            f"  {'KV pages':14} {size_text(pages)}  ({self.num_pages} of {self.page_size} tokens)",
             f"GPU KV cache size: {self.num_tokens:,} tokens"
             if self.budget is not None
             else f"KV cache size: {self.num_tokens:,} tokens",
@@ -80,10 +80,10 @@ def page_memory(budget: int, weights: int, state: int, steps: int) -> int:
     left = budget - weights - state - steps
     if left <= 0:
         raise ConfigError(
-            f"No memory is left for KV pages: weights {_size(weights)}, slot state {_size(state)} "
-            f"and step memory {_size(steps)} exceed the budget of {_size(budget)} by "
-            f"{_size(-left)}. Raise --gpu-memory-utilization, or lower --max-num-seqs or "
-            "--max-num-batched-tokens."
+            f"No memory is left for KV pages: weights {size_text(weights)}, slot state "
+            f"{size_text(state)} and step memory {size_text(steps)} exceed the budget of "
+            f"{size_text(budget)} by {size_text(-left)}. Raise --gpu-memory-utilization, or lower "
+            "--max-num-seqs or --max-num-batched-tokens."
         )
     return left
 
@@ -122,15 +122,17 @@ def fit_model_len(
         needed = (pages_of(length) + 1) * bytes_per_page
         raise ConfigError(
             f"The model's max seq len ({length}) is larger than the maximum number of tokens that "
-            f"can be stored in KV cache ({max(fits, 0)}): one such sequence needs {_size(needed)}, "
-            f"and {_size(kv_bytes)} is there. Use --max-model-len {max(fits, 0)} or less, or give "
-            "more memory with --gpu-memory-utilization or --kv-cache-memory-bytes "
+            f"can be stored in KV cache ({max(fits, 0)}): one such sequence needs "
+            f"{size_text(needed)}, and {size_text(kv_bytes)} is there. Use --max-model-len "
+            f"{max(fits, 0)} or less, or give more memory with --gpu-memory-utilization or "
+            "--kv-cache-memory-bytes "
             f"{-(-needed // 2**20)}m."
         )
     return length
 
 
-def _size(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
+    """A number of bytes for people to read."""
     if num_bytes < _GIB:
         return f"{num_bytes / 2**20:.1f} MiB"
     return f"{num_bytes / _GIB:.2f} GiB"

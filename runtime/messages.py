@@ -77,10 +77,10 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class EngineStats(msgspec.Struct, frozen=True):
-    """A snapshot of the core, for metrics and logs. Counters only grow.
+    """A snapshot of an engine, for metrics and logs. Counters only grow; 0 is what it has not.
 
     Attributes:
-        num_running, num_waiting: sequences.
+        num_running, num_waiting: sequences, or texts that are embedded or scored.
         kv_cache_usage: share of pages in use by sequences, 0 to 1.
         num_pages, num_free_pages, num_cached_pages, page_size: the pool.
         kv_waste: share of the token places in used pages that hold no token, 0 to 1.
@@ -91,18 +91,18 @@ class EngineStats(msgspec.Struct, frozen=True):
         compiles_after_warmup: counter; 0 unless something is wrong.
     """
 
-    num_running: int
-    num_waiting: int
-    kv_cache_usage: float
-    num_pages: int
-    num_free_pages: int
-    num_cached_pages: int
-    page_size: int
-    kv_waste: float
-    prompt_tokens: int
-    generation_tokens: int
-    prefix_cache_queries: int
-    prefix_cache_hits: int
-    num_preemptions: int
-    num_steps: int
-    compiles_after_warmup: int
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_cache_usage: float = 0
+    num_pages: int = 0
+    num_free_pages: int = 0
+    num_cached_pages: int = 0
+    page_size: int = 0
+    kv_waste: float = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    num_steps: int = 0
+    compiles_after_warmup: int = 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import as_completed
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -13,9 +11,8 @@ import jax.numpy as jnp
 from jax.stages import Compiled
 
 from paged.cache import PagedKVCache, copy_pages
-from paged.models.loading.progress import progress
 from paged.runtime.buckets import Bucket
-from paged.runtime.compiler import Job, Key, Submit, compiler
+from paged.runtime.compiler import Job, Key, compile_all, memory_to_run
 from paged.runtime.sampler import SamplingMode, load_history, load_rules
 from paged.runtime.steps import (
     COPY_ROOM,
@@ -40,13 +37,8 @@ class Programs:
 
     def __init__(self, shapes: StepShapes, params: Any, *, show_progress: bool) -> None:
         """Compile everything, in parallel threads; tell how it gets on if asked to."""
-        self._compiled: dict[Key, Compiled] = {}
-        with _compiler(shapes) as submit:
-            futures = {submit(key, job): key for key, job in _jobs(shapes, abstract(params))}
-            with progress(len(futures), "Compiling", " programs", show=show_progress) as advance:
-                for done in as_completed(futures):
-                    self._compiled[futures[done]] = done.result()
-                    advance(1)
+        jobs = _jobs(shapes, abstract(params))
+        self._compiled = _compile(shapes, jobs, show_progress=show_progress)
 
     def __getitem__(self, key: Key) -> Compiled:
         return self._compiled[key]
@@ -55,8 +47,7 @@ class Programs:
 def step_memory(shapes: StepShapes, params: Any) -> int:
     """Bytes of device memory that steps need beside parameters, state and pages.
 
-    As XLA reports it for the largest programs: temporaries of one, and the outputs of the two steps
-    that can be in flight. How many pages there will be changes neither.
+    That of the largest programs, which is the same however many pages there will be.
     """
     jobs = dict(_jobs(shapes, abstract(params)))
     rows = shapes.buckets.max_num_seqs
@@ -66,12 +57,8 @@ def step_memory(shapes: StepShapes, params: Any) -> int:
         ("sample", shapes.buckets.sampling[-1], SamplingMode.LOGPROBS),
         ("score", shapes.buckets.mixed[-1]),
     )
-    with _compiler(shapes) as submit:
-        programs = [submit(key, jobs[key]) for key in largest]
-        reports = [_report(program.result()) for program in programs]
-    temporary = max(report.temp_size_in_bytes for report in reports)
-    outputs = max(report.output_size_in_bytes - report.alias_size_in_bytes for report in reports)
-    return int(temporary + 2 * outputs)
+    programs = _compile(shapes, [(key, jobs[key]) for key in largest])
+    return memory_to_run(programs.values())
 
 
 def abstract(tree: Any) -> Any:
@@ -88,15 +75,11 @@ def abstract(tree: Any) -> Any:
     return jax.tree.map(shape_of, tree)
 
 
-def _report(program: Compiled) -> Any:
-    report = program.memory_analysis()
-    assert report is not None, "this backend does not report the memory of its programs"
-    return report
-
-
-def _compiler(shapes: StepShapes) -> AbstractContextManager[Submit]:
+def _compile(
+    shapes: StepShapes, jobs: Iterable[tuple[Key, Job]], *, show_progress: bool = False
+) -> dict[Key, Compiled]:
     fixed = (shapes.model, shapes.buckets, shapes.max_model_len, shapes.backend, shapes.tilings)
-    return compiler(fixed)
+    return compile_all(fixed, jobs, show_progress=show_progress)
 
 
 def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
@@ -111,30 +94,30 @@ def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
 
     def forward_job(bucket: Bucket) -> Job:
         step = partial(forward, shapes=shapes, bucket=bucket)
-        return step, (params, cache, slots, _int32(shapes.layout(bucket).size)), (1, 2)
+        return Job(step, (params, cache, slots, _int32(shapes.layout(bucket).size)), (1, 2))
 
-    smallest, inputs, _ = forward_job(shapes.buckets.all()[-1])
-    out = jax.eval_shape(smallest, *inputs)[2]
+    smallest = forward_job(shapes.buckets.all()[-1])
+    out = jax.eval_shape(smallest.function, *smallest.args)[2]
     for bucket in sorted(shapes.buckets.all(), key=lambda each: each.num_tokens > _FEW_TOKENS):
         yield ("forward", bucket), forward_job(bucket)
     for size in shapes.buckets.scoring:
         hidden = jax.ShapeDtypeStruct((size, out.last_hidden.shape[1]), out.last_hidden.dtype)
         scored = (params, hidden, _int32(size))
-        yield ("score", size), (partial(score, shapes=shapes), scored, ())
+        yield ("score", size), Job(partial(score, shapes=shapes), scored)
     # Mode by mode, so that what the modes of a size have in common is tuned once for all of them.
     for mode in SamplingMode:
         for rows in reversed(shapes.buckets.sampling):
             kept = state if mode >= SamplingMode.ADJUSTED else None
             args = (params, slots, kept, out.last_hidden, out.sampling)
             sampler = partial(sample, shapes=shapes, num_rows=rows, mode=mode)
-            yield ("sample", rows, mode), (sampler, args, (1, 2))
-    yield ("copy_pages",), (copy_pages, (cache, _int32(COPY_ROOM), _int32(COPY_ROOM)), (0,))
-    yield ("update_tables",), (update_tables, (slots, _int32(UPDATE_ROOM, 3)), (0,))
+            yield ("sample", rows, mode), Job(sampler, args, (1, 2))
+    yield ("copy_pages",), Job(copy_pages, (cache, _int32(COPY_ROOM), _int32(COPY_ROOM)), (0,))
+    yield ("update_tables",), Job(update_tables, (slots, _int32(UPDATE_ROOM, 3)), (0,))
     number, flag = _int32(), jax.ShapeDtypeStruct((), jnp.bool_)
     history = (state, number, _int32(HISTORY_ROOM), number, flag)
-    yield ("load_history",), (load_history, history, (0,))
+    yield ("load_history",), Job(load_history, history, (0,))
     rules = (_int32(NUM_RULES), jax.ShapeDtypeStruct((NUM_RULES,), jnp.float32), _int32(NUM_RULES))
-    yield ("load_rules",), (load_rules, (state, number, *rules), (0,))
+    yield ("load_rules",), Job(load_rules, (state, number, *rules), (0,))
 
 
 def _int32(*shape: int) -> jax.ShapeDtypeStruct:

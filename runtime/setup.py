@@ -100,7 +100,7 @@ def timed(what: str) -> Iterator[None]:
 
 
 def step_limits(config: EngineConfig, budget: int | None) -> StepLimits:
-    """Flags, or defaults: 32 and 512 on a CPU; 256 (1024 from 70 GiB up) and 8192 on a GPU.
+    """What flags say, or else what suits the platform (as their help says).
 
     Args:
         budget: bytes the engine may use of its device, None on a CPU.
@@ -146,38 +146,20 @@ def _divide_memory(
     """Give what weights, state and steps leave to pages, and settle every shape."""
     budget = None if device.platform == "cpu" else free_memory(device)
     dtype = resolve_dtype(config.dtype, model, device.platform)
-    shapes = _shapes_of_one_sequence(config, model, device, dtype)
-    specs = shapes.family.specs(model)
-    weights = param_bytes(specs, dtype)
-    limits = _check_limits(config, step_limits(config, budget), shapes.max_model_len)
-    buckets = Buckets.make(
-        limits.max_num_seqs,
-        limits.max_num_batched_tokens,
-        fewest_rows=1 if device.platform == "cpu" else FEWEST_ROWS_ON_GPU,
-    )
-    shapes = replace(shapes, buckets=buckets)
+    shapes = _shapes_before_pages(config, model, device, dtype, budget)
     seconds = config.attention_tuning_seconds
     tilings = tilings_for(shapes, dtype, device, seconds=seconds, memory=budget, progress=progress)
     shapes = replace(shapes, tilings=tilings)
+    specs = shapes.family.specs(model)
+    weights = param_bytes(specs, dtype)
     state = _num_bytes(jax.eval_shape(lambda: (shapes.slot_state(), shapes.sampler_state())))
-    steps = 0
     if budget is None or config.kv_cache_memory_bytes is not None:
-        kv_bytes = config.kv_cache_memory_bytes or _CPU_KV_MEMORY
+        steps, kv_bytes = 0, config.kv_cache_memory_bytes or _CPU_KV_MEMORY
     else:
-        steps = (
-            step_memory(shapes, for_device(param_shapes(specs, dtype), device)) + _DEVICE_RESERVE
-        )
+        params = for_device(param_shapes(specs, dtype), device)
+        steps = step_memory(shapes, params) + _DEVICE_RESERVE
         kv_bytes = page_memory(budget, weights, state, steps)
-    num_pages = kv_bytes // shapes.cache.bytes_per_page
-    windows, chunk = shapes.cache.windows, _scheduling(config, shapes).longest_chunk
-    length = fit_model_len(
-        config.max_model_len,
-        model.context_length,
-        num_pages=num_pages,
-        pages_of=lambda length: most_pages(windows, length, chunk, config.block_size),
-        kv_bytes=kv_bytes,
-        bytes_per_page=shapes.cache.bytes_per_page,
-    )
+    length = _fitting_length(config, shapes, kv_bytes)
     memory = MemoryPlan(
         budget=budget,
         weights=weights,
@@ -185,21 +167,26 @@ def _divide_memory(
         steps=steps,
         bytes_per_page=shapes.cache.bytes_per_page,
         page_size=config.block_size,
-        num_pages=num_pages,
+        num_pages=kv_bytes // shapes.cache.bytes_per_page,
         max_model_len=length,
-        pages_per_sequence=most_pages(windows, length, 1, config.block_size),
+        pages_per_sequence=most_pages(shapes.cache.windows, length, 1, config.block_size),
     )
-    cache = replace(shapes.cache, num_pages=num_pages)
+    cache = replace(shapes.cache, num_pages=memory.num_pages)
     model = model.for_length(length)
     return replace(shapes, model=model, cache=cache, max_model_len=length), dtype, memory
 
 
-def _shapes_of_one_sequence(
-    config: EngineConfig, model: ModelConfig, device: jax.Device, dtype: jnp.dtype
+def _shapes_before_pages(
+    config: EngineConfig,
+    model: ModelConfig,
+    device: jax.Device,
+    dtype: jnp.dtype,
+    budget: int | None,
 ) -> StepShapes:
-    """Shapes with the number of pages still open: the longest sequence's worth, alone."""
+    """Shapes with the number of pages still open: the longest sequence's worth."""
     wanted = config.max_model_len
     length = model.context_length if wanted in (None, -1) else wanted
+    limits = _check_limits(config, step_limits(config, budget), length)
     groups = group_layers(model.windows, length)
     cache = CacheSpec(
         num_layers=max(len(group.layers) for group in groups),
@@ -215,9 +202,27 @@ def _shapes_of_one_sequence(
         family=get_family(model.architecture),
         model=model,
         cache=cache,
-        buckets=Buckets.make(1, 1),
+        buckets=Buckets.make(
+            limits.max_num_seqs,
+            limits.max_num_batched_tokens,
+            fewest_rows=1 if device.platform == "cpu" else FEWEST_ROWS_ON_GPU,
+        ),
         max_model_len=length,
         backend=choose_backend(config.attention_backend, device),
+    )
+
+
+def _fitting_length(config: EngineConfig, shapes: StepShapes, kv_bytes: int) -> int:
+    """The longest sequence that pages of so many bytes hold, see `fit_model_len`."""
+    windows, chunk = shapes.cache.windows, _scheduling(config, shapes).longest_chunk
+    bytes_per_page = shapes.cache.bytes_per_page
+    return fit_model_len(
+        config.max_model_len,
+        shapes.model.context_length,
+        num_pages=kv_bytes // bytes_per_page,
+        pages_of=lambda length: most_pages(windows, length, chunk, config.block_size),
+        kv_bytes=kv_bytes,
+        bytes_per_page=bytes_per_page,
     )
 
 

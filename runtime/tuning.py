@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from paged.attention.tuning.search import fastest, num_candidates, search
 from paged.attention.tuning.timer import POOL_BYTES, GpuTimer
 from paged.attention.tuning.workloads import Case, Layer, cases
 from paged.models.loading.progress import progress as report
-from paged.runtime.program_store import keep, kept_once, path_for
+from paged.runtime.kept_files import keep, load, path_for
+from paged.runtime.program_store import kept_once
 from paged.runtime.steps import StepShapes
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ def tilings_for(
     path = path_for((layer.heads, layer.num_heads, layer.backend, steps), "tilings")
     if path is None or seconds == 0:
         return BY_RULE
-    kept = _load(path, layer, steps)
+    kept = load(path, partial(_read, layer, steps))
     return kept if kept is not None else _find(path, layer, steps, seconds, memory, progress)
 
 
@@ -95,22 +96,14 @@ def _find(
     return tilings
 
 
-def _load(path: Path, layer: Layer, steps: list[Case]) -> Tilings | None:
-    """What is kept there; None where there is nothing that could have been found here."""
-    try:
-        tilings = _from_lists(msgspec.json.decode(path.read_bytes()))
-        possible = {tiling for case in steps for tiling in case.candidates(layer)}
-        strange = {tiling for _, tiling in (*tilings.decode, *tilings.prefill)} - possible
-        if strange:
-            raise ValueError(f"it holds {strange}")
-        with suppress(OSError):  # a folder that may only be read
-            path.touch()
-        return tilings
-    except FileNotFoundError:
-        return None
-    except Exception as error:  # whatever a damaged file brings about: it is made anew
-        logger.warning("%s is damaged, and attention is tuned again: %s", path, error)
-        return None
+def _read(layer: Layer, steps: list[Case], kept: bytes) -> Tilings:
+    """What a file holds. Raises ValueError if that cannot have been found here, or for damage."""
+    tilings = _from_lists(msgspec.json.decode(kept))
+    possible = {tiling for case in steps for tiling in case.candidates(layer)}
+    strange = {tiling for _, tiling in (*tilings.decode, *tilings.prefill)} - possible
+    if strange:
+        raise ValueError(f"it holds {strange}")
+    return tilings
 
 
 def _as_lists(tilings: Tilings) -> dict[str, list[Any]]:

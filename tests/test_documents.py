@@ -34,6 +34,15 @@ def test_links_lead_somewhere(name: str) -> None:
     assert [target for target in ours if not (document.parent / target).exists()] == []
 
 
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_into_documents_lead_to_a_heading(name: str) -> None:
+    document = ROOT / name
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", document.read_text()):
+        text = (document.parent / target if target else document).read_text()
+        headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+        assert anchor in [heading.lower().replace(" ", "-") for heading in headings]
+
+
 @pytest.mark.parametrize(
     "words", [words for words in commands() if words[0] == "paged"], ids=" ".join
 )

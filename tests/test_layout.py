@@ -1,5 +1,6 @@
 """One import package over four top-level folders: what must hold for that to keep working."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -92,7 +93,10 @@ def test_a_clone_is_imported_from_its_parent_folder_too(source: Path, tmp_path: 
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
     code = "import site; site.addsitedir('installed'); import paged; print(paged.__file__)"
     isolated = [sys.executable, "-S", "-c", code]
-    done = subprocess.run(isolated, cwd=tmp_path, check=True, capture_output=True, text=True)
+    without = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        isolated, cwd=tmp_path, env=without, check=True, capture_output=True, text=True
+    )
     assert Path(done.stdout.strip()) == source / "paged/__init__.py"
 
 

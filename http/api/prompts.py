@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 from paged.http.engine import Tokenizer
 from paged.runtime.errors import InvalidRequest
-from paged.runtime.long_text import without_hurry
+from paged.runtime.long_text import LONGEST_TOKEN, without_hurry
 
 Prompt = str | list[int]
 
 MAX_SEQUENCES = 1024
-# Twice what the longest tokens of known vocabularies stand for (they are runs of spaces).
-_LONGEST_TOKEN = 256
 
 
 def split(prompt: str | list[str | int | list[int]], n: int) -> list[Prompt]:
@@ -94,7 +92,7 @@ def encode(
     Raises:
         InvalidRequest: it is too long whatever its tokens are, found before they cost time.
     """
-    allowed = _LONGEST_TOKEN * max_model_len
+    allowed = LONGEST_TOKEN * max_model_len
     if len(text) > allowed:
         raise InvalidRequest(
             f"This model's maximum context length is {max_model_len} tokens, but your prompt has "

@@ -16,10 +16,10 @@ from paged.runtime.bench.offline import (
     EngineReport,
     StartedEngine,
     config_of,
-    find_model,
     publish,
     sampling,
     started_llm,
+    without_weights,
 )
 from paged.runtime.bench.options import LatencyOptions
 from paged.runtime.bench.workloads import BenchRequest, IdRange, random_requests
@@ -94,7 +94,7 @@ def run_latency(args: argparse.Namespace) -> int:
 
 def measure(config: EngineConfig, options: LatencyOptions) -> LatencyReport:
     """Start an engine and give it the same batch again and again."""
-    vocab_size = find_model(config).config.vocab_size
+    vocab_size = without_weights(config).config.vocab_size
     batch = random_requests(
         options.batch_size,
         options.input_len,

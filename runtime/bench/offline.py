@@ -10,15 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from tqdm import tqdm
 
-from paged.models.loading import ModelSource, resolve_model
+from paged.models.loading import ModelSource
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.config import EngineConfig, flags
+from paged.runtime.engine import find_model
 from paged.runtime.front import Prompt
 from paged.runtime.llm import LLM
 from paged.runtime.messages import EngineStats
@@ -137,14 +138,9 @@ def config_of(args: argparse.Namespace) -> EngineConfig:
     return EngineConfig(**values | {"seed": values["seed"] or 0})
 
 
-def find_model(config: EngineConfig) -> ModelSource:
-    """The model's configuration and tokenizer, without its weights."""
-    return resolve_model(
-        config.model,
-        revision=config.revision,
-        download_dir=config.download_dir,
-        load_format="dummy",
-    )
+def without_weights(config: EngineConfig) -> ModelSource:
+    """The model's configuration and tokenizer; no files of weights are looked for."""
+    return find_model(replace(config, load_format="dummy"))
 
 
 def sampling(num_tokens: int, *, n: int, ignore_eos: bool, detokenize: bool) -> SamplingParams:

@@ -12,11 +12,11 @@ from paged.runtime.bench.offline import (
     EngineMeter,
     EngineReport,
     config_of,
-    find_model,
     publish,
     sampling,
     started_async_engine,
     started_llm,
+    without_weights,
 )
 from paged.runtime.bench.options import ThroughputOptions, WorkloadOptions
 from paged.runtime.bench.selection import select_requests
@@ -97,7 +97,7 @@ def measure(
     Args:
         seed: of the prompts; None for 0, or for a baseline workload's own.
     """
-    source = find_model(config)
+    source = without_weights(config)
     has_tokenizer = not config.skip_tokenizer_init
     requests = select_requests(
         workload,

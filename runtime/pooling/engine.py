@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Self
 
@@ -22,10 +22,8 @@ from paged.runtime.pooling.outputs import (
 )
 from paged.runtime.pooling.reader import Reader, Tokens
 from paged.runtime.pooling.vectors import Vectors, normalized
+from paged.runtime.pooling.waiting import Advance
 from paged.runtime.pooling.worker import Runner, Worker
-
-Advance = Callable[[int], object]
-"""Told how many more texts of a request are done."""
 
 
 class PoolingEngine:

@@ -10,10 +10,8 @@ from tokenizers import Encoding
 
 from paged.models.tokenizer import Tokenizer
 from paged.runtime.errors import InvalidRequest
-from paged.runtime.front import Prompt, take_apart
-
-# Twice what the longest tokens of known vocabularies stand for (they are runs of spaces).
-_LONGEST_TOKEN = 256
+from paged.runtime.front import Prompt, check_ids, take_apart
+from paged.runtime.long_text import LONGEST_TOKEN
 
 
 class Tokens(NamedTuple):
@@ -110,7 +108,7 @@ class Reader:
                 "the engine was started with skip_tokenizer_init and takes no text; send token ids",
                 "input",
             )
-        allowed = _LONGEST_TOKEN * self.max_model_len
+        allowed = LONGEST_TOKEN * self.max_model_len
         longest = max(map(len, texts))
         if longest > allowed and not is_cut:
             raise self._too_long(f"{longest} characters")
@@ -135,12 +133,7 @@ class Reader:
             raise InvalidRequest("the input is empty; it must hold at least one token", "input")
         if len(ids) > self.max_model_len:
             raise self._too_long(f"{len(ids)} tokens")
-        if min(ids) < 0 or max(ids) >= self.vocab_size:
-            wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
-            raise InvalidRequest(
-                f"Token id {wrong} is out of vocabulary: ids go from 0 to {self.vocab_size - 1}",
-                "input",
-            )
+        check_ids(ids, self.vocab_size, "input")
         return tokens
 
     def _too_long(self, size: str) -> InvalidRequest:

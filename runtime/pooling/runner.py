@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import as_completed
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,8 +13,7 @@ from jax.stages import Compiled
 from numpy.typing import NDArray
 
 from paged.models.embedder import Embedder
-from paged.models.loading.progress import progress
-from paged.runtime.compiler import compiler
+from paged.runtime.compiler import Job, compile_all
 from paged.runtime.compiles import num_compiles
 from paged.runtime.pooling.grid import Grid, Shape
 from paged.runtime.pooling.vectors import Vectors
@@ -27,30 +25,15 @@ Programs = dict[Shape, Compiled]
 def compile_programs(
     embedder: Embedder, grid: Grid, params: Any, *, show_progress: bool
 ) -> Programs:
-    """A program for each shape of the grid, compiled in parallel threads.
+    """A program for each shape of the grid.
 
     Args:
         params: parameters, or their shapes.
     """
-    programs: Programs = {}
     step = partial(embed, embedder)
-    with compiler(embedder) as submit:
-        futures = {
-            submit(("embed", *shape), (step, (params, packed_shape(shape)), ())): shape
-            for shape in grid.all()
-        }
-        with progress(len(futures), "Compiling", " programs", show=show_progress) as advance:
-            for done in as_completed(futures):
-                programs[futures[done]] = done.result()
-                advance(1)
-    return programs
-
-
-def program_memory(programs: Programs) -> int:
-    """Bytes that the programs need beside parameters: temporaries of one, results of two."""
-    reports = [program.memory_analysis() for program in programs.values()]
-    temporary = max(int(report.temp_size_in_bytes) for report in reports if report)
-    return temporary + 2 * max(int(report.output_size_in_bytes) for report in reports if report)
+    jobs = ((("embed", shape), Job(step, (params, packed_shape(shape)))) for shape in grid.all())
+    compiled = compile_all(embedder, jobs, show_progress=show_progress)
+    return {shape: program for (_, shape), program in compiled.items()}
 
 
 def packed_shape(shape: Shape) -> jax.ShapeDtypeStruct:
@@ -59,14 +42,14 @@ def packed_shape(shape: Shape) -> jax.ShapeDtypeStruct:
 
 
 def embed(embedder: Embedder, params: Any, packed: jax.Array) -> jax.Array:
-    """Vectors of a batch as `pack` makes it."""
+    """Vectors [R, N] float32 of a batch [R, 2 * L + 1] as `pack` makes it."""
     length = packed.shape[1] // 2
     tokens, types, lengths = jnp.split(packed, (length, 2 * length), axis=1)
     return embedder(params, tokens, types, lengths[:, 0])
 
 
 def pack(batch: Batch) -> NDArray[np.int32]:
-    """[R, 2 * L + 1]: tokens, their types, and how many they are. Empty rows have one token, 0."""
+    """[R, 2 * L + 1] int32: L tokens, their types, their number. Empty rows have one token, 0."""
     length = batch.shape.length
     packed = np.zeros(packed_shape(batch.shape).shape, np.int32)
     packed[:, -1] = 1

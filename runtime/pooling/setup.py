@@ -16,15 +16,15 @@ from paged.models.pooling import Pooling
 from paged.models.registry import ENCODERS, is_headless
 from paged.models.weights import for_device, param_bytes, param_shapes
 from paged.runtime.backend import choose_backend
+from paged.runtime.compiler import memory_to_run
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
+from paged.runtime.memory import size_text
 from paged.runtime.pooling.abilities import Abilities
 from paged.runtime.pooling.grid import Grid
-from paged.runtime.pooling.runner import PoolingRunner, compile_programs, program_memory
+from paged.runtime.pooling.runner import PoolingRunner, compile_programs
 from paged.runtime.setup import claim_device_memory, free_memory, step_limits, timed
-
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _load(
         shapes = for_device(param_shapes(specs, dtype), device)
         programs = compile_programs(embedder, grid, shapes, show_progress=progress)
     if budget is not None:
-        check_memory(budget, param_bytes(specs, dtype), program_memory(programs))
+        check_memory(budget, param_bytes(specs, dtype), memory_to_run(programs.values()))
     with timed(f"Loaded {source.name}"):
         params = load_embedder(embedder, source, dtype, seed=config.seed, progress=progress)
         params = jax.block_until_ready(for_device(params, device))
@@ -134,8 +134,10 @@ def model_length(wanted: int | None, model: ModelConfig, settings: EmbeddingSett
 
 
 def make_embedder(model: ModelConfig, settings: EmbeddingSettings, *, backend: str) -> Embedder:
-    """What is computed. A folder without a list of modules leaves it to custom: the first token
-    of an encoder, the last of a decoder, and vectors of length 1.
+    """What is computed.
+
+    A folder without a list of modules leaves it to custom: the first token of an encoder, the last
+    of a decoder, and vectors of length 1.
 
     Raises:
         ConfigError: layers that do not go together, or a classifier that gives not one score.
@@ -161,7 +163,7 @@ def check_memory(budget: int, weights: int, steps: int) -> None:
     """Raise ConfigError if weights and steps do not fit a budget, all in bytes."""
     if weights + steps > budget:
         raise ConfigError(
-            f"The weights ({weights / _GIB:.2f} GiB) and the largest step ({steps / _GIB:.2f} GiB) "
-            f"do not fit the {budget / _GIB:.2f} GiB that may be used. Lower "
+            f"The weights ({size_text(weights)}) and the largest step ({size_text(steps)}) do not "
+            f"fit the {size_text(budget)} that may be used. Lower "
             "--max-num-batched-tokens or --max-model-len, or raise --gpu-memory-utilization."
         )

@@ -14,22 +14,24 @@ from paged.runtime.pooling.grid import Grid, Shape
 from paged.runtime.pooling.reader import Tokens
 from paged.runtime.pooling.vectors import Vectors
 
+Advance = Callable[[int], object]
+"""Told how many more texts of a request are done."""
+
 
 @dataclass(eq=False)
-class Request:
-    """Texts that are answered together.
+class Request[T]:
+    """Texts that are answered together, by a T.
 
     Attributes:
-        finish: makes the answer of the vectors [n, N] of the texts.
-        advance: told how many more texts are done.
+        finish: makes the answer of the vectors [n, N] of the texts, in their order.
         future: of the answer. Whoever cancels it ends the request.
-        vectors: of the texts that are done.
+        vectors: [N] of each text that is done, by its place.
     """
 
     texts: Sequence[Tokens]
-    finish: Callable[[Vectors], Any]
-    advance: Callable[[int], object]
-    future: Future[Any] = field(default_factory=Future)
+    finish: Callable[[Vectors], T]
+    advance: Advance
+    future: Future[T] = field(default_factory=Future)
     vectors: dict[int, Vectors] = field(default_factory=dict)
 
     def deliver(self, place: int, vector: Vectors) -> None:
@@ -53,7 +55,7 @@ class Request:
 class Text(NamedTuple):
     """A text of a request, at `place` there; `number` counts texts as they come."""
 
-    request: Request
+    request: Request[Any]
     place: int
     number: int
 
@@ -80,7 +82,7 @@ class Waiting:
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request[Any]) -> None:
         for place, tokens in enumerate(request.texts):
             queue = self._queues[self.grid.length_for(len(tokens.token_ids))]
             queue.append(Text(request, place, self._num_added))

@@ -15,7 +15,7 @@ from paged.runtime.messages import EngineStats
 from paged.runtime.pooling.grid import Grid
 from paged.runtime.pooling.reader import Tokens
 from paged.runtime.pooling.vectors import Vectors
-from paged.runtime.pooling.waiting import Batch, Request, Waiting
+from paged.runtime.pooling.waiting import Advance, Batch, Request, Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Worker:
         self.dead_error: EngineDead | None = None
         self._runner = runner
         self._waiting = Waiting(grid)
-        self._live: set[Request] = set()
+        self._live: set[Request[Any]] = set()
         self._in_flight: deque[_InFlight] = deque()
         self._counts = _Counts()
         # Set once, after which nothing is taken. The lock is reentrant because the garbage
@@ -77,18 +77,18 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="paged-pooling", daemon=True)
         self._thread.start()
 
-    def submit(
+    def submit[T](
         self,
         texts: Sequence[Tokens],
-        finish: Callable[[Vectors], Any],
-        advance: Callable[[int], object] = lambda number: None,
-    ) -> Future[Any]:
+        finish: Callable[[Vectors], T],
+        advance: Advance = lambda number: None,
+    ) -> Future[T]:
         """Have texts computed, at least one; see `Request`. Cancelling the future ends it.
 
         Raises:
             EngineDead: it was shut down or has died.
         """
-        request = Request(texts, finish, advance)
+        request: Request[T] = Request(texts, finish, advance)
         with self._changed:
             if self._closed is not None:
                 raise EngineDead(self._closed)
@@ -99,16 +99,13 @@ class Worker:
         return request.future
 
     def stats(self) -> EngineStats:
-        """Texts are what runs and waits; there are no pages."""
-        numbers: dict[str, Any] = dict.fromkeys(EngineStats.__struct_fields__, 0)
-        numbers |= {
-            "num_running": self._counts.running,
-            "num_waiting": len(self._waiting),
-            "prompt_tokens": self._counts.tokens,
-            "num_steps": self._counts.steps,
-            "compiles_after_warmup": self._runner.num_compiles,
-        }
-        return EngineStats(**numbers)
+        return EngineStats(
+            num_running=self._counts.running,
+            num_waiting=len(self._waiting),
+            prompt_tokens=self._counts.tokens,
+            num_steps=self._counts.steps,
+            compiles_after_warmup=self._runner.num_compiles,
+        )
 
     def shutdown(self) -> None:
         """End every request with EngineDead, close the runner and wait for both. Idempotent."""

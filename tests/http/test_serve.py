@@ -6,15 +6,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from contextlib import AbstractContextManager
 
 import httpx2
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.http.servers import ROOT, Server, started
+
 # The real command line and server around the fake engine: two seconds of answer.
 PROGRAM = """
 import sys
@@ -28,39 +26,8 @@ sys.exit(main(["serve", "--port=0", *sys.argv[1:]]))
 """
 
 
-class Server:
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout
-        self.process = process
-        self.ready = process.stdout.readline()
-        [self.url] = re.findall(r"http://\S+/v1$", self.ready.strip())
-
-    def stream(self) -> Iterator[str]:
-        """Lines of an answer, as they come."""
-        body: dict[str, Any] = {"prompt": "a", "max_tokens": 50, "stream": True}
-        with httpx2.stream("POST", f"{self.url}/completions", json=body, timeout=10) as reply:
-            yield from filter(None, reply.iter_lines())
-
-    def wait_after(self, *signals: signal.Signals) -> float:
-        """Seconds that it takes to leave."""
-        start = time.monotonic()
-        for number in signals:
-            self.process.send_signal(number)
-            time.sleep(0.3)  # signals of one kind that are pending together count once
-        self.process.wait(10)
-        return time.monotonic() - start
-
-
-@contextmanager
-def server(*flags: str) -> Iterator[Server]:
-    argv = [sys.executable, "-c", PROGRAM, "--host=127.0.0.1", *flags]
-    with subprocess.Popen(
-        argv, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        try:
-            yield Server(process)
-        finally:
-            process.kill()
+def server(*flags: str) -> AbstractContextManager[Server]:
+    return started(PROGRAM, "--host=127.0.0.1", *flags)
 
 
 def test_it_says_where_it_is_and_what_it_serves() -> None:

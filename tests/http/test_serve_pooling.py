@@ -2,11 +2,7 @@
 
 import json
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,7 @@ import pytest
 from paged.http.cli import main
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.pooling.engine import PoolingEngine
-from tests.http.test_serve import ROOT, Server
+from tests.http.servers import Server, started
 from tests.models.harness import write_checkpoint
 from tests.models.test_embedder_goldens import golden_of
 from tests.runtime.pooling.pooling_fakes import letter_tokenizer
@@ -35,18 +31,6 @@ import sys
 from paged.http.cli import main
 sys.exit(main(["serve", "--host=127.0.0.1", "--port=0", *sys.argv[1:]]))
 """
-
-
-@contextmanager
-def server(program: str, *flags: str) -> Iterator[Server]:
-    argv = [sys.executable, "-c", program, *flags]
-    with subprocess.Popen(
-        argv, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        try:
-            yield Server(process)
-        finally:
-            process.kill()
 
 
 class Asking(threading.Thread):
@@ -70,7 +54,7 @@ def wait_until_busy(running: Server) -> None:
 
 
 def test_a_signal_lets_running_requests_finish() -> None:
-    with server(FAKE) as running:
+    with started(FAKE) as running:
         asking = Asking(running.url, {"input": ["a"] * 20})
         wait_until_busy(running)
         running.process.send_signal(signal.SIGTERM)
@@ -82,7 +66,7 @@ def test_a_signal_lets_running_requests_finish() -> None:
 
 
 def test_requests_that_take_too_long_are_told_so() -> None:
-    with server(FAKE, "--shutdown-timeout=0.2") as running:
+    with started(FAKE, "--shutdown-timeout=0.2") as running:
         asking = Asking(running.url, {"input": ["a"] * 400})
         wait_until_busy(running)
         assert running.wait_after(signal.SIGTERM) < 3
@@ -125,7 +109,7 @@ def test_the_whole_of_it(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, golden_of("roberta"))
     letter_tokenizer().backend.save(str(tmp_path / "tokenizer.json"))
     sizes = ("--max-model-len=16", "--max-num-seqs=1", "--max-num-batched-tokens=16")
-    with server(REAL, str(tmp_path), f"--compile-cache-dir={tmp_path}", *sizes) as running:
+    with started(REAL, str(tmp_path), f"--compile-cache-dir={tmp_path}", *sizes) as running:
         reply = httpx2.post(f"{running.url}/embeddings", json={"input": ["a"] * 4}, timeout=20)
         assert len(reply.json()["data"][3]["embedding"]) == 72
         running.process.send_signal(signal.SIGINT)

@@ -8,8 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import httpx2
@@ -20,7 +19,7 @@ from paged.http.cli import main
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
-from tests.http.test_serve import ROOT, Server
+from tests.http.servers import ROOT, Server, started
 from tests.runtime.fakes import byte_tokenizer
 from tests.runtime.remote import is_gone, wait_until
 from tests.runtime.test_core import MODEL
@@ -50,22 +49,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@contextmanager
-def server(model: Path, *flags: str) -> Iterator[Server]:
-    """In a process group of its own, as a shell would start it."""
-    argv = [sys.executable, "-c", PROGRAM, str(model), "--load-format=dummy", *flags]
-    with subprocess.Popen(
-        argv,
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as process:
-        try:
-            yield Server(process)
-        finally:
-            process.kill()
+def server(model: Path, *flags: str) -> AbstractContextManager[Server]:
+    return started(PROGRAM, str(model), "--load-format=dummy", *flags)
 
 
 def engine_pid(running: Server) -> int:

@@ -125,9 +125,7 @@ class FakeCore:
         return [self._read(*each) for each in before if self.live.get(each[0].key) is each[0]]
 
     def stats(self) -> EngineStats:
-        numbers: dict[str, Any] = dict.fromkeys(EngineStats.__struct_fields__, 0)
-        numbers |= {"num_running": len(self.live), "num_steps": self.num_steps}
-        return EngineStats(**numbers)
+        return EngineStats(num_running=len(self.live), num_steps=self.num_steps)
 
     def reset_prefix_cache(self) -> bool:
         return not self.live

@@ -125,13 +125,8 @@ def test_a_decode_step_is_timed_on_the_sequence_prefilled_last() -> None:
     assert decode_seconds([output(1.0, 1.0, 1)]) == 0.0
 
 
-def stats(**values: Any) -> EngineStats:
-    zeros = dict.fromkeys(EngineStats.__struct_fields__, 0)
-    return EngineStats(**zeros | values)
-
-
 def test_the_meter_tells_what_happened_meanwhile() -> None:
-    now = stats(num_steps=10, prefix_cache_queries=100, prefix_cache_hits=90)
+    now = EngineStats(num_steps=10, prefix_cache_queries=100, prefix_cache_hits=90)
     looked = threading.Event()
 
     def look() -> EngineStats:
@@ -140,9 +135,9 @@ def test_the_meter_tells_what_happened_meanwhile() -> None:
         return now
 
     with EngineMeter(look) as meter:
-        now = stats(num_running=1, kv_waste=0.25)
+        now = EngineStats(num_running=1, kv_waste=0.25)
         assert looked.wait(10)
-        now = stats(
+        now = EngineStats(
             num_steps=14, prefix_cache_queries=300, prefix_cache_hits=140, num_preemptions=2
         )
     assert meter.report == EngineReport(
@@ -155,7 +150,7 @@ def test_the_meter_tells_what_happened_meanwhile() -> None:
 
 
 def test_a_run_too_short_to_look_at_has_no_waste() -> None:
-    with EngineMeter(stats) as meter:
+    with EngineMeter(EngineStats) as meter:
         pass
     assert meter.report.kv_waste is None
     assert "KV waste not seen" in next(meter.report.lines())

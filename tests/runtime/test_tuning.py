@@ -20,6 +20,7 @@ from paged.cache import CacheSpec
 from paged.models.registry import get_family, model_config
 from paged.runtime import compiler, programs, tuning
 from paged.runtime.buckets import Buckets
+from paged.runtime.compiler import Job, Key
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
@@ -165,7 +166,7 @@ def test_a_damaged_file_is_made_anew(
     assert tilings(shapes_of()) == found
     assert clock.searches == 2
     [said] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "is damaged, and attention is tuned again" in said
+    assert "does not load and is made anew" in said
     assert "\n" not in said
     assert tilings(shapes_of()) == found
     assert clock.searches == 2
@@ -184,10 +185,9 @@ def test_a_gpu_whose_clock_fails_goes_by_the_rule(
 def test_programs_depend_on_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(compiler, "load_or_compile", lambda what, make: asked.append(repr(what)))
+    jobs: list[tuple[Key, Job]] = [(("copy_pages",), Job(lambda: None, ()))]
     for found in (BY_RULE, Tilings(((1, DECODE),))):
-        shapes = replace(shapes_of(), tilings=found)
-        with programs._compiler(shapes) as submit:
-            submit(("copy_pages",), (lambda: None, (), ())).result()
+        programs._compile(replace(shapes_of(), tilings=found), jobs)
     assert len(set(asked)) == 2
 
 

@@ -18,12 +18,13 @@ from paged.models.pooling import Pooling
 from paged.models.weights import param_shapes
 from paged.runtime import llm as llm_module
 from paged.runtime.async_engine import AsyncEngine
+from paged.runtime.compiler import memory_to_run
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError, EngineDead, InvalidRequest, Unsupported
 from paged.runtime.llm import LLM
 from paged.runtime.pooling.engine import wants_pooling
 from paged.runtime.pooling.grid import Grid
-from paged.runtime.pooling.runner import compile_programs, program_memory
+from paged.runtime.pooling.runner import compile_programs
 from paged.runtime.pooling.setup import check_memory
 from tests.models.harness import load_golden, write_checkpoint
 from tests.models.test_embedder_goldens import golden_of
@@ -239,7 +240,7 @@ def test_the_memory_of_steps_is_known(folder):
     embedder = Embedder(source.config, Pooling("mean"))
     params = param_shapes(embedder.specs(), jnp.dtype("float32"))
     programs = compile_programs(embedder, Grid.make(16, 1, 16), params, show_progress=False)
-    assert program_memory(programs) > 16 * 100 * 4, "the inner values of a layer"
+    assert memory_to_run(programs.values()) > 16 * 100 * 4, "the inner values of a layer"
 
 
 def test_an_interrupt_ends_the_request():

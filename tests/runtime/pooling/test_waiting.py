@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 
 from paged.runtime.pooling.grid import Grid
 from paged.runtime.pooling.reader import Tokens
+from paged.runtime.pooling.vectors import Vectors
 from paged.runtime.pooling.waiting import Batch, Request, Waiting
 
 GRID = Grid.make(64, 6, 128)
 
 
-def request(*lengths: int) -> Request:
+def request(*lengths: int) -> Request[Vectors]:
     texts = [Tokens([1] * length, [0] * length) for length in lengths]
     return Request(texts, lambda vectors: vectors, lambda number: None)
 

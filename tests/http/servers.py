@@ -1,0 +1,55 @@
+"""Servers in processes of their own, for tests of how they live and end."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Server:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout
+        self.process = process
+        self.ready = process.stdout.readline()
+        [self.url] = re.findall(r"http://\S+/v1$", self.ready.strip())
+
+    def stream(self) -> Iterator[str]:
+        """Lines of an answer, as they come."""
+        body: dict[str, Any] = {"prompt": "a", "max_tokens": 50, "stream": True}
+        with httpx2.stream("POST", f"{self.url}/completions", json=body, timeout=10) as reply:
+            yield from filter(None, reply.iter_lines())
+
+    def wait_after(self, *signals: signal.Signals) -> float:
+        """Seconds that it takes to leave."""
+        start = time.monotonic()
+        for number in signals:
+            self.process.send_signal(number)
+            time.sleep(0.3)  # signals of one kind that are pending together count once
+        self.process.wait(10)
+        return time.monotonic() - start
+
+
+@contextmanager
+def started(program: str, *argv: str) -> Iterator[Server]:
+    """The server that a program starts, in a process group of its own, as a shell would do it."""
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *argv],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield Server(process)
+        finally:
+            process.kill()
