@@ -18,11 +18,15 @@ comma := ,
 RUN := $(VENV)/.run$(if $(EXTRAS),-$(subst $(comma),-,$(EXTRAS)))
 DEV := $(VENV)/.dev
 
+# pip only warns of extras that are not there, and installs the rest.
+UNKNOWN := $(filter-out cuda12 cuda13,$(subst $(comma), ,$(EXTRAS)))
+$(if $(UNKNOWN),$(error EXTRAS must be cuda12 or cuda13, got $(UNKNOWN)))
+
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-slow lint format clean
 
 help:
-	@echo "make serve       serve the demo model on port $(PORT)"
+	@echo "make serve       serve the demo model on port $(PORT), to this machine only"
 	@echo "                 PORT=9000, ARGS='MODEL --flag ...', EXTRAS=cuda13 (or cuda12) for a GPU"
 	@echo "make test        lint, type-check and run the quick tests"
 	@echo "make test-slow   run the slow tests too"
@@ -32,7 +36,7 @@ help:
 	@echo "PYTHON=/path/to/python3.12 picks the interpreter that .venv is made from."
 
 serve: $(RUN)
-	@exec $(BIN)/paged serve --port $(PORT) $(ARGS)
+	@exec $(BIN)/paged serve --port $(PORT) $(or $(ARGS),--host 127.0.0.1)
 
 test: lint
 	@echo "==> pytest (some minutes)"

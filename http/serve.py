@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -34,11 +35,13 @@ _KEEP_ALIVE = 75
 # What aborted requests get to say so before their connections are cut.
 _LAST_WORDS = 5
 _WATCH_INTERVAL = 1.0
+# Addresses that stand for all of a machine's, and the one by which it finds itself there.
+_EVERY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; returns the exit status, 1 if the engine died."""
-    options = read_flags(ServeOptions, args)
+    options = _with_key(read_flags(ServeOptions, args))
     config = read_flags(EngineConfig, args)
     configure_logging(options.uvicorn_log_level)
     _note_ignored(args)
@@ -50,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
             app = create_app(
                 engine,
                 options.served_model_name or (config.model or DEMO_MODEL_NAME,),
-                api_keys=options.api_key or tuple(filter(None, [os.getenv("PAGED_API_KEY")])),
+                api_keys=options.api_key,
                 max_body_size=options.max_body_size,
                 chat_template=chat_template,
                 log_requests=options.enable_log_requests,
@@ -58,6 +61,12 @@ def run(args: argparse.Namespace) -> int:
             return serve(app, listener, options)
         finally:
             engine.shutdown()
+
+
+def _with_key(options: ServeOptions) -> ServeOptions:
+    """Options with the key in the environment, unless they have keys of their own."""
+    keys = options.api_key or tuple(filter(None, [os.getenv("PAGED_API_KEY")]))
+    return replace(options, api_key=keys)
 
 
 def _start_engine(config: EngineConfig, options: ServeOptions) -> Engine | PoolingEngine:
@@ -133,8 +142,8 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         assert sockets
-        url = _url(sockets[0])
-        sys.stdout.write(f"Ready: {self.service.model_name} at {url}/v1\n")
+        where = f"{_url(sockets[0])}/v1{_who_else(sockets[0], has_keys=bool(self.options.api_key))}"
+        sys.stdout.write(f"Ready: {self.service.model_name} at {where}\n")
         sys.stdout.flush()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -169,8 +178,17 @@ def _bind(host: str, port: int) -> socket.socket:
 def _url(listener: socket.socket) -> str:
     """Where a client on this machine finds the server."""
     host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    host = _EVERY_INTERFACE.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _who_else(listener: socket.socket, *, has_keys: bool) -> str:
+    """A remark on who can reach the server, "" where it is whom the address says."""
+    if listener.getsockname()[0] not in _EVERY_INTERFACE:
+        return ""
+    if has_keys:
+        return " (on every interface)"
+    return " (on every interface, no API key; --host 127.0.0.1 for this machine only)"
 
 
 def _chat_template(options: ServeOptions) -> str | None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from paged.runtime.errors import ConfigError
 
 _GIB = 2**30
+# A sequence is a token of a prompt and one of its answer at least.
+_SHORTEST = 2
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,8 @@ def fit_model_len(
     pages_of: Callable[[int], int],
     kv_bytes: int,
     bytes_per_page: int,
+    *,
+    from_share: bool,
 ) -> int:
     """The longest sequence the engine will serve.
 
@@ -104,6 +109,7 @@ def fit_model_len(
         num_pages: pages, the null page included.
         pages_of: pages that a sequence of so many tokens holds at once.
         kv_bytes: bytes the pages may take.
+        from_share: they are what --gpu-memory-utilization leaves, and not a number of their own.
 
     Raises:
         ConfigError: it does not fit, or is more than the model was made for; with the numbers, the
@@ -118,17 +124,52 @@ def fit_model_len(
             f"--max-model-len {length} is greater than the model's own length of {model_len} "
             f"(max_position_embeddings). Use at most {model_len}."
         )
-    if length > fits or fits < 2:
+    if length > fits or fits < _SHORTEST:
+        length = max(length, _SHORTEST)
         needed = (pages_of(length) + 1) * bytes_per_page
+        shorter = f"Use --max-model-len {fits} or less, or give" if fits >= _SHORTEST else "Give"
+        share = "--gpu-memory-utilization or " if from_share else ""
         raise ConfigError(
             f"The model's max seq len ({length}) is larger than the maximum number of tokens that "
             f"can be stored in KV cache ({max(fits, 0)}): one such sequence needs "
-            f"{size_text(needed)}, and {size_text(kv_bytes)} is there. Use --max-model-len "
-            f"{max(fits, 0)} or less, or give more memory with --gpu-memory-utilization or "
-            "--kv-cache-memory-bytes "
-            f"{-(-needed // 2**20)}m."
+            f"{size_text(needed)}, and {size_text(kv_bytes)} is there. {shorter} more memory with "
+            f"{share}--kv-cache-memory-bytes {-(-needed // 2**20)}M."
         )
     return length
+
+
+def check_host_memory(plan: MemoryPlan, available: int | None) -> None:
+    """Refuse what a CPU's memory cannot hold, before the system ends the process for it.
+
+    Args:
+        available: see `available_memory`.
+
+    Raises:
+        ConfigError: with the numbers.
+    """
+    pages = plan.num_pages * plan.bytes_per_page
+    if available is None or plan.weights + plan.state + pages <= available:
+        return
+    raise ConfigError(
+        f"This machine has {size_text(available)} of memory left, and the model wants more: "
+        f"weights {size_text(plan.weights)}, slot state {size_text(plan.state)}, KV pages "
+        f"{size_text(pages)}. Lower --kv-cache-memory-bytes, or take a smaller model or --dtype."
+    )
+
+
+def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Bytes that this machine can still give out, swap included; None where it does not say.
+
+    In a container this is the whole machine's, so that less than it may still be too much.
+    """
+    try:
+        lines = meminfo.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    sizes = {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
+    if "MemAvailable" not in sizes:
+        return None
+    return 1024 * sum(int(sizes[name][0]) for name in ("MemAvailable", "SwapFree") if name in sizes)
 
 
 def size_text(num_bytes: int) -> str:

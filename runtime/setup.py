@@ -24,7 +24,13 @@ from paged.runtime.buckets import FEWEST_ROWS_ON_GPU, Buckets
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
-from paged.runtime.memory import MemoryPlan, fit_model_len, page_memory
+from paged.runtime.memory import (
+    MemoryPlan,
+    available_memory,
+    check_host_memory,
+    fit_model_len,
+    page_memory,
+)
 from paged.runtime.programs import step_memory
 from paged.runtime.runner import StepRunner
 from paged.runtime.scheduler import SchedulerConfig
@@ -68,6 +74,8 @@ def prepare(
     device = jax.devices()[0]
     shapes, dtype, memory = _divide_memory(config, source.config, device, progress=progress)
     logger.info("%s", memory.report())
+    if device.platform == "cpu":
+        check_host_memory(memory, available_memory())
     if slower := slower_paths(shapes, dtype, device):
         logger.warning("Not the fastest way of %s: %s", device.device_kind, "; ".join(slower))
     with timed(f"Loaded {source.name}"):
@@ -159,7 +167,8 @@ def _divide_memory(
         params = for_device(param_shapes(specs, dtype), device)
         steps = step_memory(shapes, params) + _DEVICE_RESERVE
         kv_bytes = page_memory(budget, weights, state, steps)
-    length = _fitting_length(config, shapes, kv_bytes)
+    from_share = budget is not None and config.kv_cache_memory_bytes is None
+    length = _fitting_length(config, shapes, kv_bytes, from_share=from_share)
     memory = MemoryPlan(
         budget=budget,
         weights=weights,
@@ -212,7 +221,9 @@ def _shapes_before_pages(
     )
 
 
-def _fitting_length(config: EngineConfig, shapes: StepShapes, kv_bytes: int) -> int:
+def _fitting_length(
+    config: EngineConfig, shapes: StepShapes, kv_bytes: int, *, from_share: bool
+) -> int:
     """The longest sequence that pages of so many bytes hold, see `fit_model_len`."""
     windows, chunk = shapes.cache.windows, _scheduling(config, shapes).longest_chunk
     bytes_per_page = shapes.cache.bytes_per_page
@@ -223,6 +234,7 @@ def _fitting_length(config: EngineConfig, shapes: StepShapes, kv_bytes: int) -> 
         pages_of=lambda length: most_pages(windows, length, chunk, config.block_size),
         kv_bytes=kv_bytes,
         bytes_per_page=bytes_per_page,
+        from_share=from_share,
     )
 
 

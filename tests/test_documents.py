@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 from argparse import Namespace
 from pathlib import Path
 
@@ -65,6 +66,17 @@ def test_targets_exist() -> None:
     targets = {words[1] for words in commands() if words[0] == "make"}
     assert targets == {"serve", "test"}
     assert [target for target in targets if f"\n{target}: " not in makefile] == []
+
+
+def test_an_extra_that_is_not_there_is_refused() -> None:
+    done = subprocess.run(
+        ["make", "--dry-run", "serve", "EXTRAS=cuda13,cuda14"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "EXTRAS must be cuda12 or cuda13, got cuda14" in done.stderr
 
 
 def test_python_compiles_and_its_names_are_there() -> None:

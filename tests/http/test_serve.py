@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 import httpx2
 import pytest
 
+from paged.http.serve import _bind, _who_else
 from tests.http.servers import ROOT, Server, started
 
 # The real command line and server around the fake engine: two seconds of answer.
@@ -36,6 +37,23 @@ def test_it_says_where_it_is_and_what_it_serves() -> None:
         assert httpx2.get(f"{running.url}/models").status_code == 401
         reply = httpx2.get(f"{running.url}/models", headers={"Authorization": "Bearer k"})
         assert [model["id"] for model in reply.json()["data"]] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("host", "has_keys", "remark"),
+    [
+        ("127.0.0.1", False, ""),
+        ("0.0.0.0", True, " (on every interface)"),
+        (
+            "0.0.0.0",
+            False,
+            " (on every interface, no API key; --host 127.0.0.1 for this machine only)",
+        ),
+    ],
+)
+def test_it_says_who_else_can_reach_it(host: str, has_keys: bool, remark: str) -> None:
+    with _bind(host, 0) as listener:
+        assert _who_else(listener, has_keys=has_keys) == remark
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from paged.runtime.errors import ConfigError
-from paged.runtime.memory import MemoryPlan, fit_model_len, page_memory
+from paged.runtime.memory import (
+    MemoryPlan,
+    available_memory,
+    check_host_memory,
+    fit_model_len,
+    page_memory,
+)
 
 GIB = 2**30
+ON_CPU = MemoryPlan(
+    budget=None,
+    weights=2 * GIB,
+    state=3 * 2**20,
+    steps=0,
+    bytes_per_page=2**20,
+    page_size=16,
+    num_pages=64,
+    max_model_len=1008,
+    pages_per_sequence=63,
+)
 
 
-def fit(wanted: int | None, num_pages: int, model_len: int = 4096) -> int:
+def fit(
+    wanted: int | None, num_pages: int, model_len: int = 4096, *, from_share: bool = True
+) -> int:
     return fit_model_len(
         wanted,
         model_len,
@@ -18,6 +40,7 @@ def fit(wanted: int | None, num_pages: int, model_len: int = 4096) -> int:
         pages_of=lambda length: -(-length // 16),
         kv_bytes=num_pages * 2**20,
         bytes_per_page=2**20,
+        from_share=from_share,
     )
 
 
@@ -38,7 +61,7 @@ def test_the_null_page_holds_no_tokens() -> None:
 
 def test_the_advice_of_the_error_works() -> None:
     assert fit(4080, num_pages=256) == 4080
-    with pytest.raises(ConfigError, match="--kv-cache-memory-bytes 257m"):
+    with pytest.raises(ConfigError, match="--kv-cache-memory-bytes 257M"):
         fit(None, num_pages=256)
 
 
@@ -54,8 +77,41 @@ def test_more_than_the_model_was_made_for_is_refused() -> None:
 
 @pytest.mark.parametrize("num_pages", [0, 1])
 def test_no_page_at_all(num_pages: int) -> None:
-    with pytest.raises(ConfigError, match="KV cache"):
+    with pytest.raises(ConfigError, match=r"KV cache.*Give more.*-memory-bytes 2M") as caught:
         fit(-1, num_pages=num_pages)
+    assert "--max-model-len" not in str(caught.value)
+
+
+def test_the_share_of_a_gpu_is_advised_only_where_it_counts() -> None:
+    for from_share in (True, False):
+        with pytest.raises(ConfigError) as caught:
+            fit(None, num_pages=256, from_share=from_share)
+        assert ("--gpu-memory-utilization" in str(caught.value)) == from_share
+
+
+def test_what_a_machine_cannot_hold_is_refused() -> None:
+    check_host_memory(ON_CPU, 3 * GIB)
+    check_host_memory(ON_CPU, None)
+    with pytest.raises(ConfigError, match=r"3\.00 GiB.*weights 2\.00 GiB.*KV pages 4\.00 GiB"):
+        check_host_memory(replace(ON_CPU, num_pages=4096), 3 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("content", "available"),
+    [
+        ("MemTotal: 9 kB\nMemAvailable:   3 kB\nSwapFree:  2 kB\nHugePages_Total:   0\n", 5120),
+        ("MemAvailable: 3 kB\n", 3072),
+        ("MemTotal: 9 kB\n", None),
+        (None, None),
+    ],
+)
+def test_what_a_machine_has_left(
+    tmp_path: Path, content: str | None, available: int | None
+) -> None:
+    path = tmp_path / "meminfo"
+    if content is not None:
+        path.write_text(content)
+    assert available_memory(path) == available
 
 
 def test_the_report_says_how_much_fits() -> None:
@@ -77,18 +133,7 @@ def test_the_report_says_how_much_fits() -> None:
 
 
 def test_the_report_is_silent_on_what_is_not_known() -> None:
-    plan = MemoryPlan(
-        budget=None,
-        weights=2 * GIB,
-        state=3 * 2**20,
-        steps=0,
-        bytes_per_page=2**20,
-        page_size=16,
-        num_pages=64,
-        max_model_len=1008,
-        pages_per_sequence=63,
-    )
-    assert plan.report().splitlines() == [
+    assert ON_CPU.report().splitlines() == [
         "Memory:",
         "  weights        2.00 GiB",
         "  slot state     3.0 MiB",
