@@ -94,8 +94,10 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"--config {path}: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"--config {path}: must hold one 'flag: value' per line")
     return values

@@ -7,7 +7,7 @@ from typing import Literal
 
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
-from paged.runtime.flags import option, same_option
+from paged.runtime.flags import option, port, same_option
 
 _LONGEST_SHUTDOWN = 24 * 60 * 60
 
@@ -17,7 +17,7 @@ class ServeOptions:
     """What `paged serve` is told about the door rather than the engine."""
 
     host: str = option("0.0.0.0", "Address to listen on; 127.0.0.1 for this machine only.")
-    port: int = option(8000, "Port to listen on; 0 for any free one.")
+    port: int = option(8000, "Port to listen on; 0 for any free one.", type=port, metavar="PORT")
     served_model_name: tuple[str, ...] = option(
         (), "Names that requests may use, replies carrying the first; default the model's."
     )

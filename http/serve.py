@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -171,7 +172,9 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
-        raise ConfigError(f"Cannot listen on {host} port {port}: {error}") from error
+        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        advice = ": it is taken, use another --port" if taken else f": {error}"
+        raise ConfigError(f"Cannot listen on {host} port {port}{advice}") from error
     return listener
 
 
@@ -199,7 +202,10 @@ def _chat_template(options: ServeOptions) -> str | None:
     try:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template {given}: {error}") from error
+        raise ConfigError(
+            f"--chat-template {given}: neither a file that can be read "
+            f"({getattr(error, 'strerror', error)}) nor a template, which would have a {{ in it"
+        ) from error
 
 
 def _note_ignored(args: argparse.Namespace) -> None:

@@ -27,13 +27,29 @@ _MAX_TOKENS = 256
 _FAREWELLS = ("exit", "quit")
 _GREETING = 'Ctrl-C cuts an answer short; Ctrl-D or "exit" ends the conversation.\n'
 
+_ASKS_FOR_PROMPT = "Type a prompt; Enter and then Ctrl-D ends it.\n"
+
 
 def generate(args: argparse.Namespace) -> int:
     """Continue each prompt, one after the other; standard input without any."""
+    prompts = args.prompt or [_typed_prompt()]
     with _engine(args) as engine:
-        prompts = args.prompt or [sys.stdin.read()]
         continue_all(engine, read_flags(SamplingOptions, args), prompts, _write)
     return 0
+
+
+def _typed_prompt() -> str:
+    """Standard input to its end.
+
+    Raises:
+        ConfigError: there is nothing in it.
+    """
+    if sys.stdin.isatty():
+        sys.stderr.write(_ASKS_FOR_PROMPT)
+    prompt = sys.stdin.read()
+    if not prompt.strip():
+        raise ConfigError("There is no prompt: give --prompt TEXT, or a text on standard input")
+    return prompt
 
 
 def chat(args: argparse.Namespace) -> int:

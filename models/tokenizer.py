@@ -26,6 +26,8 @@ from paged.models.json_files import NotAnObject, read_object
 
 # Entries of tokenizer_config.json that name one token each.
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+# What a vocabulary may be in; transformers makes something of the older ones.
+_TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "*.bpe", "tekken.json")
 _SPACE_PIECE = "▁"
 
 
@@ -182,6 +184,11 @@ def wrap_sequences(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str |
 
 def _load_backend(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
     path, kind = folder / "tokenizer.json", settings.get("tokenizer_class")
+    if not any(file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)):
+        raise TokenizerError(
+            f"no tokenizer.json in {folder}; use --tokenizer for a folder that has one, or "
+            "--skip-tokenizer-init to do without"
+        )
     try:
         if path.exists():
             backend = tokenizers.Tokenizer.from_file(str(path))

@@ -48,15 +48,24 @@ def compile_all(
     """
     cores = max(2, os.cpu_count() or 2)
     programs: dict[Key, Compiled] = {}
+    made: list[Key] = []
+    started = time.perf_counter()
     with kept_once(), ThreadPoolExecutor(1) as lowering, ThreadPoolExecutor(cores) as compiling:
         futures = {}
         for key, job in jobs:
-            what, make = (key, fixed, job.args, job.donated), partial(_make, key, job, lowering)
+            what = (key, fixed, job.args, job.donated)
+            make = partial(_make, key, job, lowering, made)
             futures[compiling.submit(load_or_compile, what, make)] = key
-        with progress(len(futures), "Compiling", " programs", show=show_progress) as advance:
+        with progress(len(futures), "Preparing", " programs", show=show_progress) as advance:
             for done in as_completed(futures):
                 programs[futures[done]] = done.result()
                 advance(1)
+    logger.info(
+        "%d programs compiled, %d from the cache, in %.1f s",
+        len(made),
+        len(programs) - len(made),
+        time.perf_counter() - started,
+    )
     return programs
 
 
@@ -75,11 +84,13 @@ def memory_to_run(programs: Iterable[Compiled]) -> int:
     return temporary + 2 * outputs
 
 
-def _make(key: Key, job: Job, lowering: Executor) -> Compiled:
+def _make(key: Key, job: Job, lowering: Executor, made: list[Key]) -> Compiled:
+    """Compile a program that is not kept, and note in `made` that it was."""
     lowered = lowering.submit(_lower, key, job).result()
     started = time.perf_counter()
     program = lowered.compile()
     logger.debug("%s: compiled in %.1f s", key, time.perf_counter() - started)
+    made.append(key)
     return program
 
 

@@ -137,13 +137,14 @@ def load_engine(config: EngineConfig, *, separate_process: bool = False) -> Engi
         ConfigError: flags that do not go together or do not fit the device.
         ModelNotFoundError, CheckpointError, TokenizerError: see `paged.models`.
     """
-    from paged.runtime.pooling.setup import runs_pooling
+    from paged.runtime.pooling.setup import makes_no_text, runs_pooling
 
     source = find_model(config)
     if runs_pooling(config, source):
+        advice = "" if makes_no_text(source) else " --runner generate makes text of it."
         raise ConfigError(
             f"{source.name} gives embeddings or scores, not text: serve it with `paged serve`, or "
-            "ask `LLM.embed` or `LLM.score`. --runner generate makes text of a model that can."
+            f"ask `LLM.embed` or `LLM.score`.{advice}"
         )
     defaults = _default_params(config, source)
     tokenizer = None if config.skip_tokenizer_init else load_tokenizer(config, source)

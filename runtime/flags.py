@@ -71,6 +71,14 @@ def size_or_auto(text: str) -> int:
     return -1 if text == "auto" else size(text)
 
 
+def port(text: str) -> int:
+    """A number that a port may have."""
+    value = size(text)
+    if not 0 <= value < 2**16:
+        raise argparse.ArgumentTypeError(f"must be between 0 and 65535, got {text!r}")
+    return value
+
+
 def _help(each: Field[Any]) -> str:
     text = each.metadata["help"].replace("%", "%%")
     silent = each.default in (None, "", MISSING) or isinstance(each.default, tuple)

@@ -82,8 +82,7 @@ def prepare(
         params = source.load(dtype, seed=config.seed, progress=progress)
         params = for_device(params, device)
         jax.block_until_ready(params)
-    with timed("Compiled the steps"):
-        runner = StepRunner(shapes, params, progress=progress)
+    runner = StepRunner(shapes, params, progress=progress)
     return runner, _scheduling(config, shapes), memory
 
 

@@ -135,6 +135,11 @@ def resolve_model(
         return _from_folder(path.parent, name, load_format, config_file=path.name)
     if path.is_dir():
         return _from_folder(path, name, load_format)
+    if path.exists():
+        raise ModelNotFoundError(
+            f"{name!r} is a file and holds no model that can be read: name a folder with its "
+            "config.json and weights, a .gguf file, or a model on the hub"
+        )
     if _looks_like_a_path(name):
         raise ModelNotFoundError(f"no model at {name!r}: the path does not exist")
     folder = download(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paged.runtime.bench.baselines import BASELINES
-from paged.runtime.flags import option
+from paged.runtime.flags import option, port
 
 GENERATED = ("random", "lognormal", "prefix_repetition", "baseline")
 FROM_FILES = ("sharegpt", "custom")
@@ -162,7 +162,7 @@ class ServerOptions:
     backend: str = option("openai", "API: completions, or chat completions.", choices=BACKENDS)
     base_url: str | None = option(None, "Server, as http://host:port; overrides host and port.")
     host: str = option("127.0.0.1", "Server's name or address.")
-    port: int = option(8000, "Server's port.", type=int)
+    port: int = option(8000, "Server's port.", type=port, metavar="PORT")
     endpoint: str | None = option(
         None, "Path; default /v1/completions, for openai-chat /v1/chat/completions."
     )

@@ -95,9 +95,9 @@ async def measure(run: ServeRun) -> tuple[str, ServeSummary]:
     times = arrival_times(len(requests), run.load)
     # uvloop never returns from a loop that ends with a connection open.
     with closing(HttpClient(url, _headers(server), verify=not server.insecure)) as http:
-        model = server.served_model_name or server.model or await _await_model(http, server)
+        model = server.served_model_name or server.model or await _await_model(http, url, server)
         client = _client(run, http, model, tokenizer)
-        await _await_answer(client, requests[0], server.ready_check_timeout_sec)
+        await _await_answer(client, url, requests[0], server.ready_check_timeout_sec)
         await _warm_up(client, requests, run.load)
         with tqdm(total=len(requests), disable=run.report.disable_tqdm, unit="req") as bar:
             summary = await send_all(
@@ -196,7 +196,7 @@ def _as_text(request: BenchRequest, tokenizer: Tokenizer | None) -> BenchRequest
     return replace(request, prompt=tokenizer.decode(request.prompt))
 
 
-async def _await_model(http: HttpClient, server: ServerOptions) -> str:
+async def _await_model(http: HttpClient, url: str, server: ServerOptions) -> str:
     """The server's first model, once it can be reached."""
     give_up = time.monotonic() + server.ready_check_timeout_sec
     while True:
@@ -204,10 +204,16 @@ async def _await_model(http: HttpClient, server: ServerOptions) -> str:
             async with asyncio.timeout(_MODELS_TIMEOUT):
                 return await first_model(http)
         except OSError as error:
-            await _wait_until(give_up, f"The server cannot be reached: {error}")
+            await _wait_until(give_up, _unreachable(url, error))
 
 
-async def _await_answer(client: OpenAIClient, request: BenchRequest, patience: float) -> None:
+def _unreachable(url: str, error: OSError) -> str:
+    return f"No server at {url} ({error}): start one, or say where with --host and --port"
+
+
+async def _await_answer(
+    client: OpenAIClient, url: str, request: BenchRequest, patience: float
+) -> None:
     """Return once a request is answered; a request that is refused is not tried again."""
     if patience <= 0:
         return
@@ -219,7 +225,7 @@ async def _await_answer(client: OpenAIClient, request: BenchRequest, patience: f
             return
         if record.error.startswith("HTTP 4"):
             raise ConfigError(f"The server refuses the first request: {record.error}")
-        await _wait_until(give_up, f"The server does not answer the first request: {record.error}")
+        await _wait_until(give_up, f"{url} does not answer the first request: {record.error}")
 
 
 async def _wait_until(give_up: float, trouble: str) -> None:

@@ -43,6 +43,12 @@ class Ready:
     lowercase: bool
 
 
+def makes_no_text(source: ModelSource) -> bool:
+    """Whether a model is an encoder, or stored without the head that makes text."""
+    architecture = source.config.architecture
+    return architecture in ENCODERS or is_headless(architecture)
+
+
 def runs_pooling(config: EngineConfig, source: ModelSource) -> bool:
     """Whether a model is to give vectors or scores, and not text.
 
@@ -52,12 +58,11 @@ def runs_pooling(config: EngineConfig, source: ModelSource) -> bool:
     Raises:
         ConfigError: it cannot give the text that is asked of it.
     """
-    architecture = source.config.architecture
-    headless = architecture in ENCODERS or is_headless(architecture)
+    headless = makes_no_text(source)
     if config.runner == "generate" and headless:
         raise ConfigError(
-            f"{source.name} ({architecture}) gives embeddings or scores and cannot generate text: "
-            "leave out --runner generate"
+            f"{source.name} ({source.config.architecture}) gives embeddings or scores and cannot "
+            "generate text: leave out --runner generate"
         )
     if config.runner != "auto":
         return config.runner == "pooling"
@@ -105,9 +110,8 @@ def _load(
     """Compile every program, see that all fits `budget` (bytes), and load the weights."""
     device, specs = jax.devices()[0], embedder.specs()
     dtype = resolve_dtype(config.dtype, source.config, device.platform)
-    with timed("Compiled the steps"):
-        shapes = for_device(param_shapes(specs, dtype), device)
-        programs = compile_programs(embedder, grid, shapes, show_progress=progress)
+    shapes = for_device(param_shapes(specs, dtype), device)
+    programs = compile_programs(embedder, grid, shapes, show_progress=progress)
     if budget is not None:
         check_memory(budget, param_bytes(specs, dtype), memory_to_run(programs.values()))
     with timed(f"Loaded {source.name}"):

@@ -126,6 +126,8 @@ def test_flags_with_several_values() -> None:
         (["serve", "--xyzzy"], "unknown flag --xyzzy"),
         (["serve", "a", "b"], "unknown argument 'b'"),
         (["serve", "--port", "x"], "argument --port: must be a whole number such as"),
+        (["serve", "--port", "99999"], "argument --port: must be between 0 and 65535, got '99999'"),
+        (["bench", "serve", "--port=-1"], "argument --port: must be between 0 and 65535, got '-1'"),
         (["serve", "--dtype", "int3"], "argument --dtype: invalid choice: 'int3'"),
         (["serve", "--config"], "argument --config: expected one argument"),
         (["sevre"], "argument COMMAND: invalid choice: 'sevre'"),
@@ -164,7 +166,8 @@ def test_files_that_hold_no_flags(tmp_path: Path, capsys: Capture, content: str 
     if content is not None:
         path.write_bytes(content.encode("latin-1"))
     assert main(["serve", "--config", str(path)]) == 2
-    assert capsys.readouterr().err.startswith(f"paged: error: --config {path}: ")
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"paged: error: --config {path}: ")
 
 
 def test_a_mistake_in_a_file_is_one_of_the_command_line(tmp_path: Path, capsys: Capture) -> None:

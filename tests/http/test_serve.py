@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 import httpx2
 import pytest
 
+from paged.http.cli import main
 from paged.http.serve import _bind, _who_else
 from tests.http.servers import ROOT, Server, started
 
@@ -106,4 +107,12 @@ def test_a_port_in_use_is_said_before_the_model_is_loaded() -> None:
             timeout=60,
         )
     assert done.returncode == 2
-    assert done.stderr.startswith(f"paged: error: Cannot listen on 127.0.0.1 port {port}: ")
+    assert done.stderr == (
+        f"paged: error: Cannot listen on 127.0.0.1 port {port}: it is taken, use another --port\n"
+    )
+
+
+def test_a_chat_template_that_is_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--chat-template", "nosuch"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("paged: error: --chat-template nosuch: neither a file that can be read")

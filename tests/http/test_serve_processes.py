@@ -137,5 +137,5 @@ def test_the_whole_of_it(model: Path, tmp_path: Path) -> None:
         assert running.process.stderr
         log = running.process.stderr.read()
     named = r"INFO \S+ \S+ paged.runtime.setup: "
-    for expected in ("Loaded", "Memory:", "Compiled the steps in", named):
+    for expected in ("Loaded", "Memory:", "programs compiled, 0 from the cache", named):
         assert re.search(expected, log), f"the engine process said nothing of {expected!r}: {log}"

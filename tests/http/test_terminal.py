@@ -52,6 +52,18 @@ def test_generate_reads_standard_input(
     assert engine.seen[0].text == "from a pipe"
 
 
+@pytest.mark.parametrize("typed", ["", " \n"])
+def test_no_prompt_is_said_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str
+) -> None:
+    monkeypatch.setattr(AsyncEngine, "from_config", lambda config: pytest.fail("it was loaded"))
+    monkeypatch.setattr("sys.stdin", Terminal(typed))
+    assert main(["generate"]) == 2
+    asked, error = capsys.readouterr().err.splitlines()
+    assert "Ctrl-D" in asked
+    assert error.startswith("paged: error: There is no prompt: give --prompt")
+
+
 def test_generate_stops_somewhere(run: Callable[..., int], engine: FakeEngine) -> None:
     run("generate", "--prompt", "a")
     engine.max_model_len = 1000

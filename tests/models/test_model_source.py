@@ -65,6 +65,13 @@ def test_a_path_that_does_not_exist_is_called_one(name):
         resolve_model(name)
 
 
+def test_a_file_that_is_no_model_is_not_sought_on_the_hub(tmp_path, monkeypatch):
+    (tmp_path / "README.md").write_text("# Hello")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelNotFoundError, match=r"'README\.md' is a file and holds no model"):
+        resolve_model("README.md")
+
+
 def test_hub_id_that_is_not_cached(tmp_path):
     with pytest.raises(ModelNotFoundError, match=r"'nobody/none' is not in .* cache.*HF_HUB_OFF"):
         resolve_model("nobody/none", download_dir=str(tmp_path))

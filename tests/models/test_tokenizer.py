@@ -131,10 +131,17 @@ def test_special_token_that_is_not_in_the_vocabulary(folder):
         tokenizer_from_folder(folder)
 
 
-@pytest.mark.parametrize("content", [None, "{}"])
-def test_folder_without_a_tokenizer_that_can_be_read(tmp_path, content):
-    if content is not None:
-        (tmp_path / "tokenizer.json").write_text(content)
+def test_folder_without_a_tokenizer(tmp_path):
+    with pytest.raises(TokenizerError) as caught:
+        tokenizer_from_folder(tmp_path)
+    assert str(caught.value) == (
+        f"no tokenizer.json in {tmp_path}; use --tokenizer for a folder that has one, or "
+        "--skip-tokenizer-init to do without"
+    )
+
+
+def test_folder_without_a_tokenizer_that_can_be_read(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(TokenizerError, match=re.escape(str(tmp_path))):
         tokenizer_from_folder(tmp_path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 from jax.stages import Compiled
 
+from paged.runtime.compiler import Job, compile_all
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.program_store import kept_once, load_or_compile, named_apart
 from paged.runtime.steps import SlotState
@@ -49,6 +51,18 @@ def test_the_same_program_is_made_once(folder: Path) -> None:
     assert make.calls == 1
     assert ones(again)
     assert again.memory_analysis() is not None
+
+
+def test_a_start_says_what_it_compiled(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="paged.runtime.compiler")
+    jobs = [(("add", number), Job(jnp.add, (jnp.zeros(number), 1.0))) for number in (1, 2)]
+    for some in (jobs[:1], jobs, jobs):
+        compile_all("nothing else", some)
+    assert [message.rpartition(",")[0] for message in caplog.messages] == [
+        "1 programs compiled, 0 from the cache",
+        "1 programs compiled, 1 from the cache",
+        "0 programs compiled, 2 from the cache",
+    ]
 
 
 def test_programs_are_told_apart(folder: Path) -> None:

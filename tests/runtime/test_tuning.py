@@ -92,7 +92,7 @@ def shapes_of(backend: str = "triton", heads: int = 8, max_num_seqs: int = 256) 
 def test_what_is_found_is_kept(
     folder: Path, clock: type[Clock], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="paged")
     found = tilings(shapes_of())
     assert found == Tilings(((256, DECODE),), ((2048, PREFILL),))
     assert "Tuned attention in" in caplog.text

@@ -20,6 +20,7 @@ from paged.runtime import llm as llm_module
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.compiler import memory_to_run
 from paged.runtime.config import EngineConfig
+from paged.runtime.engine import load_engine
 from paged.runtime.errors import ConfigError, EngineDead, InvalidRequest, Unsupported
 from paged.runtime.llm import LLM
 from paged.runtime.pooling.engine import wants_pooling
@@ -128,6 +129,15 @@ def test_a_model_that_generates_embeds_if_it_is_told_to(folder, load):
     write_modules(path, "Transformer", "Pooling", "Normalize")
     assert wants_pooling(EngineConfig(model=str(path)))
     assert not wants_pooling(EngineConfig(model=str(path), runner="generate"))
+
+
+@pytest.mark.parametrize(("name", "can_make_text"), [("bert", False), ("qwen3", True)])
+def test_who_wants_text_is_told_of_a_flag_only_if_it_helps(folder, name, can_make_text):
+    path = folder(name)
+    write_modules(path, "Transformer", "Pooling", "Normalize")
+    with pytest.raises(ConfigError, match="gives embeddings or scores, not text") as caught:
+        load_engine(EngineConfig(model=str(path)))
+    assert ("--runner generate" in str(caught.value)) == can_make_text
 
 
 def test_vectors_of_matryoshka_models_may_be_cut(folder, load):
