@@ -12,6 +12,7 @@ from paged.models.tokenizer import Tokenizer
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.front import Prompt, take_apart
 from paged.runtime.pooling.frame import Frame
+from paged.runtime.pooling.whole import check_whole
 
 # Twice what the longest tokens of known vocabularies stand for (they are runs of spaces).
 _LONGEST_TOKEN = 256
@@ -82,13 +83,14 @@ class Reader:
         encoded = self._encode(_without_repetition(pairs), room is not None)
         framed = self._framing(room)
         tokens, first, read = [], None, None
-        for query, document in pairs:
+        for query, _ in pairs:
             if read is None or query != first:
                 first, read = query, next(encoded)
             tokens.append(self._checked(framed(read, next(encoded))))
         return tokens
 
     def _limit(self, truncate: int | None) -> int | None:
+        check_whole("truncate_prompt_tokens", truncate)
         if truncate is None:
             return None
         if truncate != -1 and not 1 <= truncate <= self.max_model_len:
