@@ -31,6 +31,8 @@ Submit = Callable[[Key, Job], Future[Compiled]]
 def compiler(fixed: Any) -> Iterator[Submit]:
     """Compiles what it is handed, many at a time; waits for all of it at the end.
 
+    After an error it waits only for what is being compiled, and the rest is cancelled.
+
     Tracing and lowering are Python: threads that did both at once would only stand in the way of
     each other, and of those that compile. So one thread does both for all.
 
@@ -48,7 +50,11 @@ def compiler(fixed: Any) -> Iterator[Submit]:
             make = partial(_make, key, job, lowering)
             return compiling.submit(load_or_compile, (key, fixed, *job[1:]), make)
 
-        yield submit
+        try:
+            yield submit
+        except BaseException:  # such as an interrupt, which is not to wait for what nobody wants
+            compiling.shutdown(cancel_futures=True)
+            raise
 
 
 def _make(key: Key, job: Job, lowering: ThreadPoolExecutor) -> Compiled:

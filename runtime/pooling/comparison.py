@@ -76,7 +76,8 @@ def pair_up(queries: str | Sequence[str], documents: str | Sequence[str]) -> lis
 def _texts(value: object) -> list[str]:
     if isinstance(value, str):
         return [value]
-    texts = list(value) if isinstance(value, Iterable) else [value]
-    if not all(isinstance(text, str) for text in texts):
+    given = list(value) if isinstance(value, Iterable) else [value]
+    texts = [text for text in given if isinstance(text, str)]
+    if len(texts) < len(given):
         raise InvalidRequest("what is scored must be a text, or a list of texts")
     return texts

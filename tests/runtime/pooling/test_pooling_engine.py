@@ -112,10 +112,6 @@ def test_only_texts_are_scored(queries, documents):
         pair_up(queries, documents)
 
 
-def test_texts_may_come_one_after_the_other():
-    assert pair_up("a", (text for text in "bc")) == [("a", "b"), ("a", "c")]
-
-
 def test_no_cosine_is_above_1():
     engine = pooling_engine()
     pairs = [(text, text) for text in LETTERS]
