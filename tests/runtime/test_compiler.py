@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 
 import pytest
+from jax.stages import Compiled
 
 from paged.runtime.compiler import compiler
 
@@ -23,11 +25,16 @@ def test_after_an_error_no_program_is_begun(
         return "program"
 
     monkeypatch.setattr("paged.runtime.compiler.load_or_compile", compile_slowly)
-    futures = []
-    with pytest.raises(error), compiler("a model") as submit:
-        for number in range(200):
-            futures.append(submit((str(number),), (print, (), ())))
-        assert begun.acquire(timeout=10)
-        raise error
+    futures: list[Future[Compiled]] = []
+
+    def compile_all() -> None:
+        with compiler("a model") as submit:
+            for number in range(200):
+                futures.append(submit((str(number),), (print, (), ())))
+            assert begun.acquire(timeout=10)
+            raise error
+
+    with pytest.raises(error):
+        compile_all()
     assert all(future.done() for future in futures)
     assert sum(not future.cancelled() for future in futures) == len(names) < 100
