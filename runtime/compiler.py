@@ -40,6 +40,8 @@ def compile_all(
 ) -> dict[Key, Compiled]:
     """A program for each job, many compiled at a time; the first jobs begin first.
 
+    After an error it waits only for what is being compiled, and the rest is cancelled.
+
     Tracing and lowering are Python: threads that did both at once would only stand in the way of
     each other, and of those that compile. So one thread does both for all.
 
@@ -49,14 +51,19 @@ def compile_all(
     cores = max(2, os.cpu_count() or 2)
     programs: dict[Key, Compiled] = {}
     with kept_once(), ThreadPoolExecutor(1) as lowering, ThreadPoolExecutor(cores) as compiling:
-        futures = {}
-        for key, job in jobs:
-            what, make = (key, fixed, job.args, job.donated), partial(_make, key, job, lowering)
-            futures[compiling.submit(load_or_compile, what, make)] = key
-        with progress(len(futures), "Compiling", " programs", show=show_progress) as advance:
-            for done in as_completed(futures):
-                programs[futures[done]] = done.result()
-                advance(1)
+        try:
+            futures = {}
+            for key, job in jobs:
+                what, make = (key, fixed, job.args, job.donated), partial(_make, key, job, lowering)
+                futures[compiling.submit(load_or_compile, what, make)] = key
+            with progress(len(futures), "Compiling", " programs", show=show_progress) as advance:
+                for done in as_completed(futures):
+                    programs[futures[done]] = done.result()
+                    advance(1)
+        except BaseException:  # such as an interrupt, which is not to wait for what nobody wants
+            for threads in (compiling, lowering):
+                threads.shutdown(wait=False, cancel_futures=True)
+            raise
     return programs
 
 

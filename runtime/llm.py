@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from operator import index
 from typing import Any, Self, cast
 
 from tqdm import tqdm
@@ -253,9 +254,25 @@ def _final_only(params: SamplingParams) -> SamplingParams:
 
 def _list_of_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Text, a dict and a list of integers are one prompt; any other list is many."""
-    if isinstance(prompts, str | Mapping) or (len(prompts) and hasattr(prompts[0], "__index__")):
-        return [cast(Prompt, prompts)]
-    return list(cast(Sequence[Prompt], prompts))
+    if isinstance(prompts, str | bytes | Mapping):
+        return [prompts]
+    try:
+        is_one = len(prompts) > 0 and _is_token_id(prompts[0])
+    except TypeError:
+        raise InvalidRequest(
+            "prompts must be text, token ids, a dict, or a list of these, got a "
+            f"{type(prompts).__name__}"
+        ) from None
+    return [cast(Prompt, prompts)] if is_one else list(cast(Sequence[Prompt], prompts))
+
+
+def _is_token_id(value: object) -> bool:
+    """Whether it is one number; an array has what makes an index of one, but may hold many."""
+    try:
+        index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
 
 
 def _one_each[T](value: T | Sequence[T] | None, number: int, name: str) -> list[T | None]:
