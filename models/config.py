@@ -360,6 +360,10 @@ def _rope_scaling(rope: Mapping[str, Any], data: Mapping[str, Any]) -> RopeScali
     given = {key: number(rope, key) for key in _ROPE_NUMBERS if rope.get(key) is not None}
     if kind == "llama3" and given["high_freq_factor"] <= given["low_freq_factor"]:
         raise ConfigError("rope type 'llama3' needs a high_freq_factor above its low_freq_factor")
+    if kind == "yarn" and number(rope, "rope_theta") <= 1:  # its logarithm divides
+        raise ConfigError(
+            f"rope type 'yarn' needs a rope_theta above 1, found {shown(rope['rope_theta'])}"
+        )
     longest = count(data, "max_position_embeddings")
     original = count(rope, "original_max_position_embeddings", longest)
     original = count(data, "original_max_position_embeddings", original)

@@ -124,6 +124,7 @@ def test_qwen3_has_heads_of_128_unless_told():
         ({"rope_scaling": {"type": "spiral"}}, ["'spiral'", "yarn", "llama3"]),
         ({"rope_scaling": {"type": "longrope"}}, ["longrope", "long_factor", "short_factor"]),
         ({"rope_scaling": {"type": "linear"}}, ["linear", "factor"]),
+        ({"rope_scaling": YARN, "rope_theta": 1}, ["'yarn'", "rope_theta above 1", "found 1"]),
         ({"partial_rotary_factor": 0.2}, ["3", "16"]),
         ({"partial_rotary_factor": 1.5}, ["24", "16"]),
         ({"torch_dtype": "int8"}, ["'int8'", "bfloat16"]),
