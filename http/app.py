@@ -37,6 +37,7 @@ def create_app(
     api_keys: Sequence[str] = (),
     max_body_size: int = ServeOptions.max_body_size,
     chat_template: str | None = None,
+    trust_request_chat_template: bool = False,
     log_requests: bool = False,
 ) -> Starlette:
     """An ASGI application that serves `engine`; its `state.service` holds what the routes share.
@@ -47,6 +48,7 @@ def create_app(
         api_keys: any of them is needed for all but the probes; none admits everyone.
         max_body_size: bytes.
         chat_template: in place of the tokenizer's own.
+        trust_request_chat_template: whether requests may bring one of their own.
         log_requests: whether to log each request's parameters (never its prompt).
     """
     metrics = Metrics(engine, model_names[0])
@@ -62,7 +64,12 @@ def create_app(
     if isinstance(engine, PoolingEngine):
         app.state.service = PoolingService(engine, *shared)
     else:
-        app.state.service = Service(engine, *shared, chat_template=chat_template)
+        app.state.service = Service(
+            engine,
+            *shared,
+            chat_template=chat_template,
+            trust_request_chat_template=trust_request_chat_template,
+        )
     return app
 
 

@@ -20,6 +20,8 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
+    def token_bytes(self, token_id: int) -> bytes: ...
+
     def apply_chat_template(
         self,
         messages: Sequence[ChatMessage],

@@ -29,6 +29,9 @@ class ServeOptions:
     chat_template: str | None = option(
         None, "Chat template in place of the model's: a file, or the template itself."
     )
+    trust_request_chat_template: bool = option(
+        False, "Let requests bring a chat template of their own, a program that this server runs."
+    )
     engine_process: bool = option(
         True, "Run device and scheduler in a process of their own, which streams do not slow."
     )

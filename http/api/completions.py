@@ -16,8 +16,8 @@ from paged.http.api.disconnect import while_connected
 from paged.http.api.fields import COMPLETION_NEUTRAL
 from paged.http.api.generation import generate
 from paged.http.api.job import Job, Tally, make_job, sampling_params
-from paged.http.api.logprobs import completion_logprobs, prompt_logprobs
-from paged.http.api.prompts import split, tokenised
+from paged.http.api.logprobs import TokenSpeller, completion_logprobs, prompt_logprobs
+from paged.http.api.prompts import Prompt, split, tokenised, truncated
 from paged.http.api.protocol import (
     Completion,
     CompletionChoice,
@@ -46,6 +46,9 @@ async def completions(request: Request) -> Response:
     prompts = await tokenised(
         given, engine.tokenizer, engine.max_model_len, add_special_tokens=special
     )
+    if body.truncate_prompt_tokens is not None:
+        prompts = [truncated(prompt, body, params.max_tokens, engine) for prompt in prompts]
+        given = list[Prompt](prompts)
     reply_id = new_id(request, "cmpl", body.request_id)
     job = make_job(body, prompts, params, id=reply_id, model=service.model_name)
     maker = ChoiceMaker(body, given, engine.tokenizer)
@@ -182,8 +185,10 @@ class ChoiceMaker:
             return None
         logprobs = [*(echoed or ()), *(sequence.logprobs or ())]
         first = self._decode(prompt[:1])
-        made = completion_logprobs(token_ids, logprobs, first_text=first, text_offset=start)
-        self.offsets[index] = made.text_offset[-1] + len(made.tokens[-1])
+        speller = TokenSpeller(self.tokenizer, bool(self.body.return_tokens_as_token_ids))
+        made, self.offsets[index] = completion_logprobs(
+            token_ids, logprobs, speller, first_text=first, text_offset=start
+        )
         return made
 
     def _prompt_text(self, prompt_index: int) -> str:

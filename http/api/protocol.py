@@ -6,7 +6,7 @@ In requests every field may be null, which means the same as leaving it out.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
@@ -54,6 +54,9 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     spaces_between_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
@@ -109,7 +112,10 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    echo: bool | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
 

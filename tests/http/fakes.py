@@ -46,6 +46,9 @@ class FakeTokenizer:
         shown = [token_id for token_id in ids if token_id or not skip_special_tokens]
         return bytes(shown).decode("latin-1")
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return chr(token_id).encode()
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
