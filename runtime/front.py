@@ -64,6 +64,7 @@ class Front:
         vocab_size: token ids are below it.
         max_logprobs: most log-probabilities at a position.
         default_params: for requests without parameters.
+        eos_token_ids: tokens that end an answer.
         has_priorities: whether the scheduler heeds priorities.
     """
 
@@ -72,6 +73,7 @@ class Front:
     vocab_size: int
     max_logprobs: int
     default_params: SamplingParams
+    eos_token_ids: frozenset[int] = frozenset()
     has_priorities: bool = False
 
     def prepare(

@@ -69,7 +69,7 @@ async def _complete(service: Service, body: ChatRequest, job: Job) -> ChatComple
             tally.add(index, output)
     return ChatCompletion(
         **job.head(),
-        choices=[_choice(sequence, body, speller) for sequence in output.outputs],
+        choices=[_choice(sequence, body, speller) for sequence in job.best(output).outputs],
         usage=tally.usage(),
         prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
         prompt_token_ids=output.prompt_token_ids if body.return_token_ids else UNSET,
@@ -77,10 +77,11 @@ async def _complete(service: Service, body: ChatRequest, job: Job) -> ChatComple
 
 
 def _choice(sequence: CompletionOutput, body: ChatRequest, speller: TokenSpeller) -> ChatChoice:
+    logprobs = chat_logprobs(sequence, body.top_logprobs or 0, speller) if body.logprobs else None
     return ChatChoice(
         index=sequence.index,
         message=AssistantMessage(content=echoed(body) + sequence.text),
-        logprobs=chat_logprobs(sequence, body.top_logprobs or 0, speller),
+        logprobs=logprobs,
         finish_reason=sequence.finish_reason,
         stop_reason=sequence.stop_reason,
         token_ids=sequence.token_ids if body.return_token_ids else UNSET,

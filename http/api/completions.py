@@ -25,6 +25,7 @@ from paged.http.api.protocol import (
     CompletionRequest,
     StreamOptions,
 )
+from paged.http.api.search import num_candidates
 from paged.http.api.service import Service, new_id, service_of
 from paged.http.api.streaming import EventMaker, Events, event, event_stream
 from paged.http.engine import Tokenizer
@@ -41,7 +42,7 @@ async def completions(request: Request) -> Response:
     service.check_model(body.model)
     engine = service.engine
     params = _params(body, engine.default_sampling_params)
-    given = split(body.prompt, params.n)
+    given = split(body.prompt, num_candidates(body))
     special = body.add_special_tokens is not False
     prompts = await tokenised(
         given, engine.tokenizer, engine.max_model_len, add_special_tokens=special
@@ -92,9 +93,8 @@ async def _complete(
     choices: list[CompletionChoice] = []
     async with aclosing(generate(service, job)) as outputs:
         async for index, output in outputs:
-            wanted = _wanted(output, body)
-            tally.add(index, wanted)
-            choices += maker.choices(index, wanted)
+            tally.add(index, _wanted(output, body))
+            choices += maker.choices(index, _wanted(job.best(output), body))
     choices.sort(key=lambda choice: choice.index)
     return Completion(**job.head(), choices=choices, usage=tally.usage())
 

@@ -21,7 +21,6 @@ Neutral = dict[str, tuple[object, ...]]
 _GENERATION: Neutral = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
-    "early_stopping": (False,),
     "ebnf": (),
     "flat_logprobs": (False,),
     "guided_choice": (),
@@ -32,7 +31,6 @@ _GENERATION: Neutral = {
     "guided_whitespace_pattern": (),
     "json_schema": (),
     "kv_transfer_params": (),
-    "length_penalty": (1,),
     "logits_processors": ([],),
     "logprob_token_ids": ([],),
     "logprobs_mode": ("raw_logprobs",),
@@ -42,7 +40,6 @@ _GENERATION: Neutral = {
     "return_prompt_text": (False,),
     "structured_outputs": (),
     "thinking_token_budget": (),
-    "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
 CHAT_NEUTRAL: Neutral = _GENERATION | {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 
 from paged.http.api.errors import GenerationFailed
@@ -34,13 +34,12 @@ async def _run_prompt(
     service: Service, job: Job, index: int
 ) -> AsyncGenerator[RequestOutput, None]:
     request_id = f"{job.id}-{index}"
-    outputs = service.engine.generate(
-        job.prompts[index],
-        job.params,
-        request_id,
-        priority=job.priority,
-        cache_salt=job.cache_salt,
-    )
+    how = {"priority": job.priority, "cache_salt": job.cache_salt}
+    if job.beams is None:
+        outputs = service.engine.generate(job.prompts[index], job.params, request_id, **how)
+    else:
+        search = service.engine.beam_search(job.prompts[index], job.beams, request_id, **how)
+        outputs = _only(search)
     watch = service.metrics.watch()
     service.running.add(request_id)
     try:
@@ -59,6 +58,11 @@ async def _run_prompt(
         service.running.discard(request_id)
         if watch.open:
             watch.close("abort")
+
+
+async def _only(search: Awaitable[RequestOutput]) -> AsyncGenerator[RequestOutput, None]:
+    """The one output of a search."""
+    yield await search
 
 
 def _check(output: RequestOutput) -> None:

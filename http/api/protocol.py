@@ -34,6 +34,9 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     n: int | None = None
     best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

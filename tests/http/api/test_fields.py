@@ -1,13 +1,14 @@
 """Fields beyond OpenAI's own, each as the engine or the reply shows it."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from starlette.testclient import TestClient
 
 from paged.http.api.logprobs import TokenSpeller, chat_logprobs
+from paged.http.api.search import best
 from paged.http.app import create_app
-from paged.runtime.outputs import CompletionOutput, Logprob
+from paged.runtime.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from tests.http.fakes import FakeEngine, FakeTokenizer, events
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -103,7 +104,7 @@ def test_half_a_character_has_its_own_bytes() -> None:
 
 
 class TestEcho:
-    MESSAGES = [HI, {"role": "assistant", "content": "Well, "}]
+    MESSAGES: ClassVar = [HI, {"role": "assistant", "content": "Well, "}]
 
     def test_an_answer_begins_with_the_message_it_continues(self, client: TestClient) -> None:
         how = {"echo": True, "continue_final_message": True, "add_generation_prompt": False}
@@ -131,3 +132,84 @@ class TestTemplates:
         engine.max_model_len = 200
         chat(client, documents=[{"title": "a"}])
         assert engine.seen[0].text.startswith("documents=[{'title': 'a'}]|")
+
+
+class TestBestOf:
+    def test_the_likeliest_are_returned_and_all_are_counted(
+        self, client: TestClient, engine: FakeEngine
+    ) -> None:
+        for reply in (
+            complete(client, best_of=3, n=2, max_tokens=4),
+            chat(client, best_of=3, n=2, max_tokens=4),
+        ):
+            assert [choice["index"] for choice in reply["choices"]] == [0, 1]
+            assert [choice["logprobs"] for choice in reply["choices"]] == [None, None]
+            assert reply["usage"]["completion_tokens"] == 12
+        assert [seen.params.n for seen in engine.seen] == [3, 3]
+
+    def test_logprobs_that_were_asked_for_stay(self, client: TestClient) -> None:
+        [choice] = complete(client, best_of=2, logprobs=1)["choices"]
+        assert len(choice["logprobs"]["tokens"]) == 6
+
+    def test_scoring_a_prompt_takes_none(self, client: TestClient) -> None:
+        reply = complete(client, best_of=2, echo=True, logprobs=0, max_tokens=0)
+        assert reply["usage"]["completion_tokens"] == 0
+
+    @pytest.mark.parametrize(
+        "fields", [{"n": 2, "best_of": 1}, {"best_of": 2, "stream": True}, {"best_of": 0}]
+    )
+    def test_what_cannot_be_chosen(self, client: TestClient, fields: dict[str, Any]) -> None:
+        assert refused(client, COMPLETIONS, **fields) == "best_of"
+
+    def test_ranking(self) -> None:
+        sequences = [
+            CompletionOutput(0, token_ids=[1] * 4, cumulative_logprob=-4.0),
+            CompletionOutput(1, token_ids=[1], cumulative_logprob=-2.0),
+            CompletionOutput(2, token_ids=[1] * 2, cumulative_logprob=-1.0),
+        ]
+        output = RequestOutput("r", None, [1], None, sequences, True, 0, RequestMetrics(0.0))
+        ranked = best(output, 2).outputs
+        assert [(each.index, each.cumulative_logprob) for each in ranked] == [(0, -1.0), (1, -4.0)]
+
+
+class TestBeamSearch:
+    def test_every_field_reaches_the_engine(self, client: TestClient, engine: FakeEngine) -> None:
+        how = {
+            "max_tokens": 5,
+            "ignore_eos": True,
+            "length_penalty": 0.5,
+            "early_stopping": True,
+            "skip_special_tokens": False,
+            "include_stop_str_in_output": True,
+        }
+        body = {"use_beam_search": True, "stop_token_ids": [7], "temperature": 0} | how
+        reply = complete(client, n=2, best_of=3, **body)
+        assert [choice["text"] for choice in reply["choices"]] == ["0: Hello!", "1: Hello!"]
+        assert reply["usage"]["completion_tokens"] == 6
+        chat(client, n=3, **body)
+        for params in engine.searched:
+            assert (params.beam_width, params.stop_token_ids) == (3, (7,))
+            assert {name: getattr(params, name) for name in how} == how
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("stream", True),
+            ("temperature", 0.7),
+            ("stop", ["x"]),
+            ("logprobs", 1),
+            ("logit_bias", {"1": 2}),
+            ("min_tokens", 1),
+            ("top_p", 0.5),
+            ("length_penalty", 50),
+            ("n", 11),
+        ],
+    )
+    def test_what_does_not_go_with_it_is_named(
+        self, client: TestClient, field: str, value: Any
+    ) -> None:
+        assert refused(client, COMPLETIONS, use_beam_search=True, **{field: value}) == field
+
+    @pytest.mark.parametrize("fields", [{"length_penalty": 2}, {"early_stopping": True}])
+    def test_what_needs_it_is_named(self, client: TestClient, fields: dict[str, Any]) -> None:
+        assert [refused(client, CHAT, **fields)] == list(fields)
