@@ -8,6 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -21,11 +22,13 @@ from paged.http.api.models import list_models, retrieve_model
 from paged.http.api.rerank import rerank
 from paged.http.api.scores import score
 from paged.http.api.service import PoolingService, Service, served_by
+from paged.http.api.tokens import detokenize, tokenize
 from paged.http.auth import RequireKey
 from paged.http.engine import Engine
 from paged.http.metrics import Metrics
 from paged.http.options import ServeOptions
 from paged.http.request_counter import CountRequests
+from paged.http.request_ids import EchoRequestId
 from paged.runtime.errors import EngineDead, InvalidRequest, Unsupported
 from paged.runtime.pooling.engine import PoolingEngine
 
@@ -39,6 +42,10 @@ def create_app(
     chat_template: str | None = None,
     trust_request_chat_template: bool = False,
     log_requests: bool = False,
+    allowed_origins: Sequence[str] = ("*",),
+    allowed_methods: Sequence[str] = ("*",),
+    allowed_headers: Sequence[str] = ("*",),
+    allow_credentials: bool = False,
 ) -> Starlette:
     """An ASGI application that serves `engine`; its `state.service` holds what the routes share.
 
@@ -50,9 +57,22 @@ def create_app(
         chat_template: in place of the tokenizer's own.
         trust_request_chat_template: whether requests may bring one of their own.
         log_requests: whether to log each request's parameters (never its prompt).
+        allowed_origins, allowed_methods, allowed_headers, allow_credentials: what pages of other
+            sites may ask of this server from a browser.
     """
     metrics = Metrics(engine, model_names[0])
-    middleware = [Middleware(CountRequests, registry=metrics.registry)]
+    middleware = [
+        Middleware(CountRequests, registry=metrics.registry),
+        Middleware(EchoRequestId),
+        Middleware(
+            CORSMiddleware,
+            allow_origins=allowed_origins,
+            allow_methods=allowed_methods,
+            allow_headers=allowed_headers,
+            allow_credentials=allow_credentials,
+            expose_headers=["X-Request-Id"],
+        ),
+    ]
     if api_keys:
         middleware.append(Middleware(RequireKey, keys=api_keys))
     app = Starlette(
@@ -121,6 +141,8 @@ _ROUTES = [
     Route("/version", version),
     Route("/metrics", metrics),
     Route("/v1/models", list_models),
+    Route("/tokenize", tokenize, methods=["POST"]),
+    Route("/detokenize", detokenize, methods=["POST"]),
     Route("/v1/models/{name:path}", retrieve_model),
 ]
 _GENERATION = {"/v1/chat/completions": chat_completions, "/v1/completions": completions}

@@ -55,6 +55,10 @@ def run(args: argparse.Namespace) -> int:
                 chat_template=chat_template,
                 trust_request_chat_template=options.trust_request_chat_template,
                 log_requests=options.enable_log_requests,
+                allowed_origins=options.allowed_origins,
+                allowed_methods=options.allowed_methods,
+                allowed_headers=options.allowed_headers,
+                allow_credentials=options.allow_credentials,
             )
             return serve(app, listener, options)
         finally:

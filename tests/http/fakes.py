@@ -48,7 +48,7 @@ class FakeTokenizer:
         return bytes(shown).decode("latin-1")
 
     def token_bytes(self, token_id: int) -> bytes:
-        return chr(token_id).encode()
+        return chr(token_id).encode() if token_id < VOCAB_SIZE else b""
 
     def apply_chat_template(
         self,
