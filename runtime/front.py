@@ -203,6 +203,9 @@ class Front:
         if room < 1 or (explicit and wanted is not None and wanted > room):
             raise self._too_long(num_prompt_tokens, wanted)
         self._check_params(params)
+        if params.bad_words:
+            banned = [*(params.banned_token_ids or ()), *self._tokens_of(params.bad_words)]
+            params = replace(params, banned_token_ids=banned, bad_words=None)
         max_tokens = room if wanted is None else min(wanted, room)
         return params if max_tokens == wanted else replace(params, max_tokens=max_tokens)
 
@@ -234,6 +237,35 @@ class Front:
             _check_text(stop, "stop")
         self._check_ids(params.stop_token_ids or (), "stop_token_ids")
         self._check_ids(params.logit_bias or (), "logit_bias")
+        self._check_ids(params.allowed_token_ids or (), "allowed_token_ids")
+        self._check_ids(params.banned_token_ids or (), "banned_token_ids")
+        ends = {*(params.stop_token_ids or ()), *self.eos_token_ids}
+        if params.min_tokens and params.allowed_token_ids and {*params.allowed_token_ids} <= ends:
+            raise InvalidRequest(
+                "allowed_token_ids must hold one that does not end the output, for min_tokens is "
+                f"{params.min_tokens}",
+                "allowed_token_ids",
+            )
+
+    def _tokens_of(self, words: Sequence[str]) -> list[int]:
+        """The tokens that stand for these words, alone and behind a space."""
+        if self.tokenizer is None:
+            raise InvalidRequest(
+                "bad_words need a tokenizer; the engine was started with skip_tokenizer_init",
+                "bad_words",
+            )
+        for word in words:
+            _check_text(word, "bad_words")
+        spellings = [each for word in words for each in (word, f" {word.lstrip()}")]
+        encoded = self._encode(spellings, add_special_tokens=False)
+        longest = max(map(len, encoded))
+        if longest > 1:
+            raise InvalidRequest(
+                f"bad_words must be one token each, with and without a space before them; one of "
+                f"them is {longest}",
+                "bad_words",
+            )
+        return sorted({token for token_ids in encoded for token in token_ids})
 
 
 def take_apart(prompt: Prompt, cache_salt: str) -> Parts:

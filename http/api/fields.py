@@ -19,8 +19,6 @@ Neutral = dict[str, tuple[object, ...]]
 """Field to the values, beside null, that ask for nothing."""
 
 _GENERATION: Neutral = {
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
     "ebnf": (),
     "flat_logprobs": (False,),
     "guided_choice": (),
