@@ -206,12 +206,11 @@ def _check_stops(params: SamplingParams) -> None:
 
 def _check_rules(params: SamplingParams) -> None:
     """Each token that a request says something about takes a place on the device."""
-    if params.allowed_token_ids == []:
-        raise InvalidRequest("allowed_token_ids must not be empty", "allowed_token_ids")
-    if params.allowed_token_ids and {*params.allowed_token_ids} <= {
-        *(params.banned_token_ids or ())
-    }:
-        raise InvalidRequest("all of allowed_token_ids are banned", "allowed_token_ids")
+    allowed = params.allowed_token_ids
+    if allowed is not None and {*allowed} <= {*(params.banned_token_ids or ())}:
+        raise InvalidRequest(
+            "allowed_token_ids must hold one that is not banned", "allowed_token_ids"
+        )
     names = ("allowed_token_ids", "banned_token_ids", "stop_token_ids", "logit_bias")
     num_rules = {name: len(getattr(params, name) or ()) for name in names}
     if sum(num_rules.values()) > MAX_TOKEN_RULES:

@@ -74,7 +74,7 @@ POOLING_NEUTRAL: Neutral = {
 }
 
 # About the account, or nothing without tools: no answer could show whether they were honoured.
-_ACCEPTED = {
+ACCEPTED = {
     "metadata",
     "parallel_tool_calls",
     "prompt_cache_key",
@@ -97,7 +97,7 @@ def check_fields(body: Mapping[str, msgspec.Raw], known: tuple[str, ...], neutra
     Raises:
         Unsupported: names the first field that asks for something.
     """
-    for name in sorted(body.keys() - set(known) - _ACCEPTED):
+    for name in sorted(body.keys() - set(known) - ACCEPTED):
         if name not in neutral:
             logger.debug("Ignoring unknown request field %.100r", name)
         elif not _is_neutral(body[name], neutral[name]):

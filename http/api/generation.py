@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from paged.http.api.errors import GenerationFailed
@@ -34,12 +34,7 @@ async def _run_prompt(
     service: Service, job: Job, index: int
 ) -> AsyncGenerator[RequestOutput, None]:
     request_id = f"{job.id}-{index}"
-    how = {"priority": job.priority, "cache_salt": job.cache_salt}
-    if job.beams is None:
-        outputs = service.engine.generate(job.prompts[index], job.params, request_id, **how)
-    else:
-        search = service.engine.beam_search(job.prompts[index], job.beams, request_id, **how)
-        outputs = _only(search)
+    outputs = _outputs(service, job, index, request_id)
     watch = service.metrics.watch()
     service.running.add(request_id)
     try:
@@ -60,9 +55,22 @@ async def _run_prompt(
             watch.close("abort")
 
 
-async def _only(search: Awaitable[RequestOutput]) -> AsyncGenerator[RequestOutput, None]:
-    """The one output of a search."""
-    yield await search
+async def _outputs(
+    service: Service, job: Job, index: int, request_id: str
+) -> AsyncGenerator[RequestOutput, None]:
+    """Those of the engine for one prompt: a search gives one."""
+    prompt, priority, cache_salt = job.prompts[index], job.priority, job.cache_salt
+    if job.beams is not None:
+        yield await service.engine.beam_search(
+            prompt, job.beams, request_id, priority=priority, cache_salt=cache_salt
+        )
+        return
+    outputs = service.engine.generate(
+        prompt, job.params, request_id, priority=priority, cache_salt=cache_salt
+    )
+    async with aclosing(outputs):
+        async for output in outputs:
+            yield output
 
 
 def _check(output: RequestOutput) -> None:

@@ -187,7 +187,8 @@ def answer(finish_reason: str, *logprobs: float) -> RequestOutput:
 
 
 def search(**fields: Any) -> BeamSearch:
-    params = BeamSearchParams(**{"beam_width": 2, "stop_token_ids": (0,)} | fields)
+    fields = {"beam_width": 2, "stop_token_ids": (0,)} | fields
+    params = BeamSearchParams(**fields)
     prepared = front().prepare("r", [97], params.whole)
     return BeamSearch(prepared, params, frozenset({EOS}))
 
