@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 
 from paged.http.api.errors import GenerationFailed
@@ -55,22 +55,22 @@ async def _run_prompt(
             watch.close("abort")
 
 
-async def _outputs(
+def _outputs(
     service: Service, job: Job, index: int, request_id: str
 ) -> AsyncGenerator[RequestOutput, None]:
-    """Those of the engine for one prompt: a search gives one."""
-    prompt, priority, cache_salt = job.prompts[index], job.priority, job.cache_salt
-    if job.beams is not None:
-        yield await service.engine.beam_search(
-            prompt, job.beams, request_id, priority=priority, cache_salt=cache_salt
-        )
-        return
-    outputs = service.engine.generate(
-        prompt, job.params, request_id, priority=priority, cache_salt=cache_salt
+    """Those of the engine for one prompt."""
+    engine, prompt = service.engine, job.prompts[index]
+    priority, salt = job.priority, job.cache_salt
+    if job.beams is None:
+        return engine.generate(prompt, job.params, request_id, priority=priority, cache_salt=salt)
+    return _only(
+        engine.beam_search(prompt, job.beams, request_id, priority=priority, cache_salt=salt)
     )
-    async with aclosing(outputs):
-        async for output in outputs:
-            yield output
+
+
+async def _only(search: Awaitable[RequestOutput]) -> AsyncGenerator[RequestOutput, None]:
+    """The one output of a search."""
+    yield await search
 
 
 def _check(output: RequestOutput) -> None:

@@ -187,8 +187,8 @@ def answer(finish_reason: str, *logprobs: float) -> RequestOutput:
 
 
 def search(**fields: Any) -> BeamSearch:
-    fields = {"beam_width": 2, "stop_token_ids": (0,)} | fields
-    params = BeamSearchParams(**fields)
+    given: dict[str, Any] = {"beam_width": 2, "stop_token_ids": (0,)} | fields
+    params = BeamSearchParams(**given)
     prepared = front().prepare("r", [97], params.whole)
     return BeamSearch(prepared, params, frozenset({EOS}))
 
