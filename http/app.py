@@ -19,6 +19,7 @@ from paged.http.api.completions import completions
 from paged.http.api.embeddings import embeddings
 from paged.http.api.errors import ApiError, GenerationFailed, handle_error
 from paged.http.api.models import list_models, retrieve_model
+from paged.http.api.openapi import openapi, page
 from paged.http.api.rerank import rerank
 from paged.http.api.scores import score
 from paged.http.api.service import PoolingService, Service, served_by
@@ -141,6 +142,8 @@ _ROUTES = [
     Route("/version", version),
     Route("/metrics", metrics),
     Route("/v1/models", list_models),
+    Route("/openapi.json", openapi),
+    Route("/docs", page),
     Route("/tokenize", tokenize, methods=["POST"]),
     Route("/detokenize", detokenize, methods=["POST"]),
     Route("/v1/models/{name:path}", retrieve_model),

@@ -103,14 +103,20 @@ class Front:
         for each in zip(request_ids, parts, params, priorities, strict=True):
             request_id, part, wanted, priority = each
             assert part.token_ids is not None
-            self._check_prompt(part.token_ids)
+            if not part.token_ids:
+                raise InvalidRequest(
+                    "the prompt is empty; it must hold at least one token", "prompt"
+                )
+            # First: a prompt that is too long need not be looked through.
+            resolved = self._resolve(wanted, len(part.token_ids))
+            self._check_ids(part.token_ids, "prompt")
             self._check_priority(priority)
             _check_text(request_id, "request_id")
             _check_salt(part.cache_salt)
             request = EngineRequest(
                 request_id=request_id,
                 prompt_token_ids=part.token_ids,
-                params=self._resolve(wanted, len(part.token_ids)),
+                params=resolved,
                 priority=priority,
                 arrival_time=arrival,
                 cache_salt=part.cache_salt,
@@ -169,11 +175,6 @@ class Front:
             part._replace(token_ids=next(encoded)) if part.token_ids is None else part
             for part in parts
         ]
-
-    def _check_prompt(self, token_ids: list[int]) -> None:
-        if not token_ids:
-            raise InvalidRequest("the prompt is empty; it must hold at least one token", "prompt")
-        self._check_ids(token_ids, "prompt")
 
     def _check_priority(self, priority: int) -> None:
         if not isinstance(priority, int) or not -(2**63) <= priority < 2**63:

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from paged.runtime.errors import Unsupported
+from paged.runtime.errors import InvalidRequest, Unsupported
 
 logger = logging.getLogger(__name__)
+
+_MAX_FIELDS = 1000
 
 Neutral = dict[str, tuple[object, ...]]
 """Field to the values, beside null, that ask for nothing."""
@@ -96,7 +98,10 @@ def check_fields(body: Mapping[str, msgspec.Raw], known: tuple[str, ...], neutra
 
     Raises:
         Unsupported: names the first field that asks for something.
+        InvalidRequest: there are more fields than any request has.
     """
+    if len(body) > _MAX_FIELDS:
+        raise InvalidRequest(f"A body may have {_MAX_FIELDS} fields, got {len(body)}")
     for name in sorted(body.keys() - set(known) - ACCEPTED):
         if name not in neutral:
             logger.debug("Ignoring unknown request field %.100r", name)
