@@ -23,7 +23,7 @@ class StreamOptions(Struct, frozen=True):
 
     @property
     def continuous(self) -> bool:
-        return bool(self.include_usage and self.continuous_usage_stats)
+        return bool(self.continuous_usage_stats)
 
 
 class GenerationRequest(Struct, frozen=True, kw_only=True):
