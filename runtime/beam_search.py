@@ -59,8 +59,8 @@ class BeamSearchParams:
     def __post_init__(self) -> None:
         if not 1 <= self.beam_width <= MAX_BEAM_WIDTH:
             raise InvalidRequest(
-                f"a beam search keeps between 1 and {MAX_BEAM_WIDTH} beams, got {self.beam_width}",
-                "n",
+                f"beam_width must be between 1 and {MAX_BEAM_WIDTH}, got {self.beam_width}",
+                "beam_width",
             )
         if self.temperature != 0:
             raise InvalidRequest(

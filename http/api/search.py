@@ -5,9 +5,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from paged.http.api.protocol import GenerationRequest
-from paged.runtime.beam_search import BeamSearchParams
+from paged.runtime.beam_search import MAX_BEAM_WIDTH, BeamSearchParams
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.outputs import CompletionOutput, RequestOutput
+from paged.runtime.sampling_params import MAX_N
 
 # What chooses one token at a time means nothing to a search, in which all are looked at.
 _FOR_SAMPLING: dict[str, tuple[object, ...]] = {
@@ -44,8 +45,12 @@ def beam_search_params(body: GenerationRequest, max_tokens: int | None) -> BeamS
         if getattr(body, name, None) not in (None, *neutral):
             raise InvalidRequest(f"{name} does not go with use_beam_search", name)
     penalty = 1.0 if body.length_penalty is None else body.length_penalty
+    width = num_candidates(body)
+    if not 1 <= width <= MAX_BEAM_WIDTH:
+        allowed = f"between 1 and {MAX_BEAM_WIDTH}"
+        raise InvalidRequest(f"A beam search keeps {allowed} beams, got {width}", _named(body))
     return BeamSearchParams(
-        beam_width=num_candidates(body),
+        beam_width=width,
         max_tokens=max_tokens,
         ignore_eos=bool(body.ignore_eos),
         length_penalty=penalty,
@@ -76,9 +81,16 @@ def num_candidates(body: GenerationRequest) -> int:
         raise InvalidRequest(
             f"best_of must be at least n ({wanted}), got {body.best_of}", "best_of"
         )
+    if body.best_of > MAX_N:
+        raise InvalidRequest(f"best_of must be at most {MAX_N}, got {body.best_of}", "best_of")
     if body.stream:
         raise InvalidRequest("best_of above n cannot be streamed", "best_of")
     return body.best_of
+
+
+def _named(body: GenerationRequest) -> str:
+    """The field that says how many sequences are made."""
+    return "n" if body.best_of is None else "best_of"
 
 
 def best(output: RequestOutput, n: int) -> RequestOutput:

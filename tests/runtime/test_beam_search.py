@@ -164,8 +164,8 @@ def said(output: RequestOutput) -> list[tuple[str, list[int], str | None]]:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"beam_width": 0}, "n"),
-        ({"beam_width": 11}, "n"),
+        ({"beam_width": 0}, "beam_width"),
+        ({"beam_width": 11}, "beam_width"),
         ({"beam_width": 2, "temperature": 0.5}, "temperature"),
         ({"beam_width": 2, "length_penalty": float("nan")}, "length_penalty"),
         ({"beam_width": 2, "length_penalty": 11}, "length_penalty"),

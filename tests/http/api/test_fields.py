@@ -156,7 +156,14 @@ class TestBestOf:
         assert reply["usage"]["completion_tokens"] == 0
 
     @pytest.mark.parametrize(
-        "fields", [{"n": 2, "best_of": 1}, {"best_of": 2, "stream": True}, {"best_of": 0}]
+        "fields",
+        [
+            {"n": 2, "best_of": 1},
+            {"best_of": 2, "stream": True},
+            {"best_of": 0},
+            {"best_of": 129},
+            {"best_of": 11, "use_beam_search": True},
+        ],
     )
     def test_what_cannot_be_chosen(self, client: TestClient, fields: dict[str, Any]) -> None:
         assert refused(client, COMPLETIONS, **fields) == "best_of"
@@ -203,6 +210,7 @@ class TestBeamSearch:
             ("top_p", 0.5),
             ("length_penalty", 50),
             ("n", 11),
+            ("n", 0),
         ],
     )
     def test_what_does_not_go_with_it_is_named(
