@@ -29,6 +29,15 @@ class ServeOptions:
     chat_template: str | None = option(
         None, "Chat template in place of the model's: a file, or the template itself."
     )
+    trust_request_chat_template: bool = option(
+        False, "Let requests bring a chat template of their own, a program that this server runs."
+    )
+    allowed_origins: tuple[str, ...] = option(
+        ("*",), "Sites whose pages may call this server from a browser; * for all."
+    )
+    allowed_methods: tuple[str, ...] = option(("*",), "HTTP verbs that such pages may use.")
+    allowed_headers: tuple[str, ...] = option(("*",), "HTTP headers that such pages may send.")
+    allow_credentials: bool = option(False, "Let such pages send cookies.")
     engine_process: bool = option(
         True, "Run device and scheduler in a process of their own, which streams do not slow."
     )

@@ -53,7 +53,12 @@ def run(args: argparse.Namespace) -> int:
                 api_keys=options.api_key or tuple(filter(None, [os.getenv("PAGED_API_KEY")])),
                 max_body_size=options.max_body_size,
                 chat_template=chat_template,
+                trust_request_chat_template=options.trust_request_chat_template,
                 log_requests=options.enable_log_requests,
+                allowed_origins=options.allowed_origins,
+                allowed_methods=options.allowed_methods,
+                allowed_headers=options.allowed_headers,
+                allow_credentials=options.allow_credentials,
             )
             return serve(app, listener, options)
         finally:

@@ -15,6 +15,7 @@ _PUBLIC = {
     "LLM": "paged.runtime.llm",
     "AsyncEngine": "paged.runtime.async_engine",
     "EngineConfig": "paged.runtime.config",
+    "BeamSearchParams": "paged.runtime.beam_search",
     "SamplingParams": "paged.runtime.sampling_params",
     "RequestOutputKind": "paged.runtime.sampling_params",
     "RequestOutput": "paged.runtime.outputs",
@@ -33,6 +34,7 @@ __all__ = [*_PUBLIC, "__version__"]
 if TYPE_CHECKING:  # each "as" itself: a checker then takes it for a name of ours, not of our needs
     from paged.errors import ConfigError as ConfigError
     from paged.runtime.async_engine import AsyncEngine as AsyncEngine
+    from paged.runtime.beam_search import BeamSearchParams as BeamSearchParams
     from paged.runtime.config import EngineConfig as EngineConfig
     from paged.runtime.errors import EngineDead as EngineDead
     from paged.runtime.errors import InvalidRequest as InvalidRequest

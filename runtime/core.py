@@ -15,7 +15,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paged.models.config import token_ids
 from paged.models.loading import ModelSource
 from paged.pool import PagePool
 from paged.runtime.compiles import num_compiles
@@ -88,8 +87,7 @@ class EngineCore:
             self.memory.num_pages, self.memory.page_size, config.enable_prefix_caching
         )
         self._scheduler = Scheduler(scheduling, self._pool)
-        declared = source.generation_config.get("eos_token_id")
-        self._eos = frozenset((*source.config.eos_token_ids, *token_ids(declared)))
+        self._eos = source.eos_token_ids
         self._seeds = random.Random(config.seed)
         self._requests: dict[str, _Request] = {}
         self._owner: dict[Sequence, _Owner] = {}

@@ -64,6 +64,7 @@ class Front:
         vocab_size: token ids are below it.
         max_logprobs: most log-probabilities at a position.
         default_params: for requests without parameters.
+        eos_token_ids: tokens that end an answer.
         has_priorities: whether the scheduler heeds priorities.
     """
 
@@ -72,6 +73,7 @@ class Front:
     vocab_size: int
     max_logprobs: int
     default_params: SamplingParams
+    eos_token_ids: frozenset[int] = frozenset()
     has_priorities: bool = False
 
     def prepare(
@@ -101,14 +103,20 @@ class Front:
         for each in zip(request_ids, parts, params, priorities, strict=True):
             request_id, part, wanted, priority = each
             assert part.token_ids is not None
-            self._check_prompt(part.token_ids)
+            if not part.token_ids:
+                raise InvalidRequest(
+                    "the prompt is empty; it must hold at least one token", "prompt"
+                )
+            # First: a prompt that is too long need not be looked through.
+            resolved = self._resolve(wanted, len(part.token_ids))
+            check_ids(part.token_ids, self.vocab_size, "prompt")
             self._check_priority(priority)
             _check_text(request_id, "request_id")
             _check_salt(part.cache_salt)
             request = EngineRequest(
                 request_id=request_id,
                 prompt_token_ids=part.token_ids,
-                params=self._resolve(wanted, len(part.token_ids)),
+                params=resolved,
                 priority=priority,
                 arrival_time=arrival,
                 cache_salt=part.cache_salt,
@@ -168,11 +176,6 @@ class Front:
             for part in parts
         ]
 
-    def _check_prompt(self, token_ids: list[int]) -> None:
-        if not token_ids:
-            raise InvalidRequest("the prompt is empty; it must hold at least one token", "prompt")
-        check_ids(token_ids, self.vocab_size, "prompt")
-
     def _check_priority(self, priority: int) -> None:
         if not isinstance(priority, int) or not -(2**63) <= priority < 2**63:
             raise InvalidRequest("priority must be a 64-bit integer", "priority")
@@ -192,6 +195,9 @@ class Front:
         if room < 1 or (explicit and wanted is not None and wanted > room):
             raise self._too_long(num_prompt_tokens, wanted)
         self._check_params(params)
+        if params.bad_words:
+            banned = [*(params.banned_token_ids or ()), *self._tokens_of(params.bad_words)]
+            params = replace(params, banned_token_ids=banned, bad_words=None)
         max_tokens = room if wanted is None else min(wanted, room)
         return params if max_tokens == wanted else replace(params, max_tokens=max_tokens)
 
@@ -223,6 +229,35 @@ class Front:
             _check_text(stop, "stop")
         check_ids(params.stop_token_ids or (), self.vocab_size, "stop_token_ids")
         check_ids(params.logit_bias or (), self.vocab_size, "logit_bias")
+        check_ids(params.allowed_token_ids or (), self.vocab_size, "allowed_token_ids")
+        check_ids(params.banned_token_ids or (), self.vocab_size, "banned_token_ids")
+        ends = {*(params.stop_token_ids or ()), *self.eos_token_ids}
+        if params.min_tokens and params.allowed_token_ids and {*params.allowed_token_ids} <= ends:
+            raise InvalidRequest(
+                "allowed_token_ids must hold one that does not end the output, for min_tokens is "
+                f"{params.min_tokens}",
+                "allowed_token_ids",
+            )
+
+    def _tokens_of(self, words: Sequence[str]) -> list[int]:
+        """The tokens that stand for these words, alone and behind a space."""
+        if self.tokenizer is None:
+            raise InvalidRequest(
+                "bad_words need a tokenizer; the engine was started with skip_tokenizer_init",
+                "bad_words",
+            )
+        for word in words:
+            _check_text(word, "bad_words")
+        spellings = [each for word in words for each in (word, f" {word.lstrip()}")]
+        encoded = self._encode(spellings, add_special_tokens=False)
+        longest = max(map(len, encoded))
+        if longest > 1:
+            raise InvalidRequest(
+                f"bad_words must be one token each, with and without a space before them; one of "
+                f"them is {longest}",
+                "bad_words",
+            )
+        return sorted({token for token_ids in encoded for token in token_ids})
 
 
 def take_apart(prompt: Prompt, cache_salt: str) -> Parts:

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from paged.models.chat_template import Message, Tool
 from paged.models.tokenizer import Tokenizer
+from paged.runtime.beam_search import BeamSearchParams, begin_search
 from paged.runtime.engine import Engine, engine_config, load_engine
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.front import Front, Prepared, Prompt
@@ -90,6 +91,32 @@ class LLM:
             [each or 0 for each in _one_each(priority, len(many), "priority")],
         )
         return self._run(prepared, use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """The likeliest continuations of each prompt, best first; see `generate` for the rest.
+
+        A result's sequences are ranked by `cumulative_logprob / len(token_ids) ** length_penalty`.
+        """
+        many, front = _list_of_prompts(prompts), self._front
+        ids = [str(next(self._ids)) for _ in many]
+        whole = front.prepare_all(ids, many, [params.whole] * len(many), [0] * len(many))
+        searches = [begin_search(front, prepared, params) for prepared in whole]
+        with tqdm(total=len(many), desc="Beam search", disable=not use_tqdm) as progress:
+            while running := [search for search in searches if search.alive]:
+                progress.update(len(many) - len(running) - progress.n)
+                asked = [search.prompts() for search in running]
+                flat = [prompt for each in asked for prompt in each]
+                answers = iter(self.generate(flat, params.one_token, use_tqdm=False))
+                for search, each in zip(running, asked, strict=True):
+                    search.advance(list(itertools.islice(answers, len(each))))
+            progress.update(len(many) - progress.n)
+        return [search.result(front.tokenizer) for search in searches]
 
     def chat(
         self,

@@ -73,10 +73,13 @@ class SlotRequest:
     @property
     def rules(self) -> list[tuple[int, float, int]]:
         """(token, bias, number of output tokens up to which it holds)."""
-        rules = [(token, bias, FOREVER) for token, bias in (self.params.logit_bias or {}).items()]
-        if self.params.min_tokens > 0:
-            until = self.params.min_tokens
-            rules += [(token, -np.inf, until) for token in sorted(self.stop_token_ids)]
+        params = self.params
+        rules = [(token, bias, FOREVER) for token, bias in (params.logit_bias or {}).items()]
+        rules += [(token, np.inf, FOREVER) for token in params.allowed_token_ids or ()]
+        rules += [(token, -np.inf, FOREVER) for token in params.banned_token_ids or ()]
+        if params.min_tokens > 0:
+            stops = sorted(self.stop_token_ids)
+            rules += [(token, -np.inf, params.min_tokens) for token in stops]
         return rules
 
 

@@ -75,7 +75,8 @@ class SamplerState:
         output_counts: [S, V] int16 occurrences of each token in the output.
         in_prompt: [S, V] bool.
         rule_token: [S, K] int32 token a rule is about; V or more is no rule.
-        rule_bias: [S, K] float32 added to its logit.
+        rule_bias: [S, K] float32 added to its logit; with inf among them, only tokens that have
+            it can be chosen.
         rule_until: [S, K] int32, number of output tokens up to which the rule holds.
     """
 
@@ -210,8 +211,11 @@ def load_rules(
 def _apply_rules(logits: jax.Array, rows: SamplingRows, state: SamplerState) -> jax.Array:
     holds = rows.output_index[:, None] < state.rule_until[rows.slots]
     bias = jnp.where(holds, state.rule_bias[rows.slots], 0.0)
-    row = jnp.arange(logits.shape[0])[:, None]
-    return logits.at[row, state.rule_token[rows.slots]].add(bias, mode="drop")
+    place = (jnp.arange(logits.shape[0])[:, None], state.rule_token[rows.slots])
+    allows = bias == jnp.inf
+    allowed = jnp.zeros(logits.shape, jnp.bool_).at[place].max(allows, mode="drop")
+    logits = jnp.where(allowed | ~allows.any(axis=1, keepdims=True), logits, -jnp.inf)
+    return logits.at[place].add(jnp.where(allows, 0.0, bias), mode="drop")
 
 
 def _penalise(logits: jax.Array, rows: SamplingRows, state: SamplerState) -> jax.Array:

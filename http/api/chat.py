@@ -10,12 +10,13 @@ from starlette.responses import Response
 
 from paged.http.api.body import json_response, read_body
 from paged.http.api.chat_stream import chat_events
-from paged.http.api.conversation import chat_prompt
+from paged.http.api.conversation import chat_prompt, echoed
 from paged.http.api.disconnect import while_connected
 from paged.http.api.fields import CHAT_NEUTRAL
 from paged.http.api.generation import generate
 from paged.http.api.job import Job, Tally, make_job, sampling_params
-from paged.http.api.logprobs import chat_logprobs, prompt_logprobs
+from paged.http.api.logprobs import TokenSpeller, chat_logprobs, prompt_logprobs
+from paged.http.api.prompts import truncated
 from paged.http.api.protocol import AssistantMessage, ChatChoice, ChatCompletion, ChatRequest
 from paged.http.api.service import Service, new_id, service_of
 from paged.http.api.streaming import event_stream
@@ -31,7 +32,9 @@ async def chat_completions(request: Request) -> Response:
     body = await read_body(request, ChatRequest, CHAT_NEUTRAL, service.max_body_size)
     service.check_model(body.model)
     params = _params(body, service.engine.default_sampling_params)
-    prompt = await chat_prompt(body, service.engine, service.chat_template)
+    template = service.template_for(body.chat_template)
+    prompt = await chat_prompt(body, service.engine, template)
+    prompt = truncated(prompt, body, params.max_tokens, service.engine)
     reply_id = new_id(request, "chatcmpl", body.request_id)
     job = make_job(body, [prompt], params, id=reply_id, model=service.model_name)
     if body.stream:
@@ -60,23 +63,25 @@ def _model_limit(defaults: SamplingParams) -> int | None:
 
 async def _complete(service: Service, body: ChatRequest, job: Job) -> ChatCompletion:
     tally = Tally()
+    speller = TokenSpeller(service.engine.tokenizer, bool(body.return_tokens_as_token_ids))
     async with aclosing(generate(service, job)) as outputs:
         async for index, output in outputs:
             tally.add(index, output)
     return ChatCompletion(
         **job.head(),
-        choices=[_choice(sequence, body) for sequence in output.outputs],
+        choices=[_choice(sequence, body, speller) for sequence in job.best(output).outputs],
         usage=tally.usage(),
         prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
         prompt_token_ids=output.prompt_token_ids if body.return_token_ids else UNSET,
     )
 
 
-def _choice(sequence: CompletionOutput, body: ChatRequest) -> ChatChoice:
+def _choice(sequence: CompletionOutput, body: ChatRequest, speller: TokenSpeller) -> ChatChoice:
+    logprobs = chat_logprobs(sequence, body.top_logprobs or 0, speller) if body.logprobs else None
     return ChatChoice(
         index=sequence.index,
-        message=AssistantMessage(content=sequence.text),
-        logprobs=chat_logprobs(sequence, body.top_logprobs or 0),
+        message=AssistantMessage(content=echoed(body) + sequence.text),
+        logprobs=logprobs,
         finish_reason=sequence.finish_reason,
         stop_reason=sequence.stop_reason,
         token_ids=sequence.token_ids if body.return_token_ids else UNSET,

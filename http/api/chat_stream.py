@@ -13,9 +13,10 @@ from typing import Any
 
 from msgspec import UNSET
 
+from paged.http.api.conversation import echoed
 from paged.http.api.generation import generate
 from paged.http.api.job import Job, Tally
-from paged.http.api.logprobs import chat_logprobs
+from paged.http.api.logprobs import TokenSpeller, chat_logprobs
 from paged.http.api.protocol import ChatChunk, ChatRequest, ChunkChoice, Delta, StreamOptions
 from paged.http.api.service import Service
 from paged.http.api.streaming import EventMaker, event
@@ -24,7 +25,8 @@ from paged.runtime.outputs import CompletionOutput, RequestOutput
 
 async def chat_events(service: Service, body: ChatRequest, job: Job) -> AsyncGenerator[bytes, None]:
     """Events, those that are there at the same time in one piece."""
-    chunks = _Chunks(body, job)
+    speller = TokenSpeller(service.engine.tokenizer, bool(body.return_tokens_as_token_ids))
+    chunks = _Chunks(body, job, speller)
     async with aclosing(generate(service, job)) as outputs:
         async for index, output in outputs:
             if events := b"".join(chunks.of(index, output)):
@@ -39,6 +41,7 @@ class _Chunks:
 
     body: ChatRequest
     job: Job
+    speller: TokenSpeller
     tally: Tally = field(default_factory=Tally)
     started: set[int] = field(default_factory=set)
 
@@ -54,6 +57,8 @@ class _Chunks:
         for sequence in output.outputs:
             if sequence.index not in self.started:
                 yield self._role(sequence.index, output)
+                if text := echoed(self.body):
+                    yield self._chunk(ChunkChoice(index=sequence.index, delta=Delta(content=text)))
         self.tally.add(index, output)
         for sequence in output.outputs:
             if choice := self._news(sequence):
@@ -73,7 +78,7 @@ class _Chunks:
 
     def _news(self, sequence: CompletionOutput) -> ChunkChoice | None:
         """What is new; None while the text of a token is held back and nothing else is."""
-        logprobs = chat_logprobs(sequence, self.body.top_logprobs or 0)
+        logprobs = chat_logprobs(sequence, self.body.top_logprobs or 0, self.speller)
         token_ids = sequence.token_ids if self.body.return_token_ids else UNSET
         if not (sequence.text or sequence.finished() or logprobs or token_ids):
             return None

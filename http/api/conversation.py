@@ -58,20 +58,30 @@ async def chat_prompt(body: ChatRequest, engine: Engine, chat_template: str | No
         raise InvalidRequest(str(error), "messages") from error
 
 
+def echoed(body: ChatRequest) -> str:
+    """What an answer begins with under `echo`: the last message, if the assistant said it."""
+    last = body.messages[-1]
+    return _text(last, "messages[-1]") if body.echo and last.role == "assistant" else ""
+
+
 def _size(body: ChatRequest) -> int:
     """Characters that the template may read, be they text or not."""
-    read = (body.messages, body.tools, body.chat_template_kwargs)
+    read = (body.messages, body.tools, body.documents, body.chat_template_kwargs)
     return len(msgspec.json.encode(read))
 
 
 def _template_options(body: ChatRequest) -> dict[str, Any]:
     continues = bool(body.continue_final_message)
     opens = body.add_generation_prompt
-    return (body.chat_template_kwargs or {}) | {
-        "add_generation_prompt": not continues if opens is None else opens,
-        "continue_final_message": continues,
-        "tools": body.tools,
-    }
+    return (
+        (body.chat_template_kwargs or {})
+        | {
+            "add_generation_prompt": not continues if opens is None else opens,
+            "continue_final_message": continues,
+            "tools": body.tools,
+        }
+        | ({"documents": body.documents} if body.documents else {})
+    )
 
 
 def _check_options(body: ChatRequest) -> None:

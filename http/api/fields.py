@@ -11,17 +11,16 @@ from collections.abc import Mapping
 
 import msgspec
 
-from paged.runtime.errors import Unsupported
+from paged.runtime.errors import InvalidRequest, Unsupported
 
 logger = logging.getLogger(__name__)
+
+_MAX_FIELDS = 1000
 
 Neutral = dict[str, tuple[object, ...]]
 """Field to the values, beside null, that ask for nothing."""
 
 _GENERATION: Neutral = {
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
-    "early_stopping": (False,),
     "ebnf": (),
     "flat_logprobs": (False,),
     "guided_choice": (),
@@ -32,7 +31,6 @@ _GENERATION: Neutral = {
     "guided_whitespace_pattern": (),
     "json_schema": (),
     "kv_transfer_params": (),
-    "length_penalty": (1,),
     "logits_processors": ([],),
     "logprob_token_ids": ([],),
     "logprobs_mode": ("raw_logprobs",),
@@ -40,19 +38,12 @@ _GENERATION: Neutral = {
     "repetition_detection": (),
     "response_format": ({"type": "text"},),
     "return_prompt_text": (False,),
-    "return_tokens_as_token_ids": (False,),
     "structured_outputs": (),
     "thinking_token_budget": (),
-    "truncate_prompt_tokens": (),
-    "truncation_side": (),
-    "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
 CHAT_NEUTRAL: Neutral = _GENERATION | {
     "audio": (),
-    "chat_template": (),
-    "documents": ([],),
-    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "include_reasoning": (True,),
@@ -85,7 +76,7 @@ POOLING_NEUTRAL: Neutral = {
 }
 
 # About the account, or nothing without tools: no answer could show whether they were honoured.
-_ACCEPTED = {
+ACCEPTED = {
     "metadata",
     "parallel_tool_calls",
     "prompt_cache_key",
@@ -107,8 +98,11 @@ def check_fields(body: Mapping[str, msgspec.Raw], known: tuple[str, ...], neutra
 
     Raises:
         Unsupported: names the first field that asks for something.
+        InvalidRequest: there are more fields than any request has.
     """
-    for name in sorted(body.keys() - set(known) - _ACCEPTED):
+    if len(body) > _MAX_FIELDS:
+        raise InvalidRequest(f"A body may have {_MAX_FIELDS} fields, got {len(body)}")
+    for name in sorted(body.keys() - set(known) - ACCEPTED):
         if name not in neutral:
             logger.debug("Ignoring unknown request field %.100r", name)
         elif not _is_neutral(body[name], neutral[name]):

@@ -6,7 +6,7 @@ In requests every field may be null, which means the same as leaving it out.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
@@ -23,7 +23,7 @@ class StreamOptions(Struct, frozen=True):
 
     @property
     def continuous(self) -> bool:
-        return bool(self.include_usage and self.continuous_usage_stats)
+        return bool(self.continuous_usage_stats)
 
 
 class GenerationRequest(Struct, frozen=True, kw_only=True):
@@ -34,6 +34,9 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     n: int | None = None
     best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -42,6 +45,8 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -54,6 +59,9 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     spaces_between_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
@@ -109,7 +117,10 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    echo: bool | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
 

@@ -221,6 +221,22 @@ def test_rules_hold_until_their_output_index() -> None:
     assert choose_tokens(logits, rows, state, SamplingMode.ADJUSTED).tolist() == [12, 10]
 
 
+def test_where_tokens_are_allowed_all_others_are_not() -> None:
+    logits = jnp.zeros((3, VOCAB)).at[:, 10].set(5.0).at[:, 11].set(4.0).at[:, 12].set(-80.0)
+    state = SamplerState.zeros(3, VOCAB, 4)
+    rules = [[(11, jnp.inf), (12, jnp.inf)], [(11, jnp.inf), (12, jnp.inf), (12, 90.0)], [(9, 7.0)]]
+    for slot, given in enumerate(rules):
+        given = given + [(VOCAB, 0.0)] * (4 - len(given))
+        token, bias = (jnp.asarray(each) for each in zip(*given, strict=True))
+        until = jnp.full(4, 2**30)
+        state = load_rules(state, jnp.int32(slot), token, bias.astype(jnp.float32), until)
+    greedy = choose_tokens(logits, make_rows(3, temperature=0), state, SamplingMode.ADJUSTED)
+    assert greedy.tolist() == [11, 12, 9]
+    hot = {choose_tokens(logits, make_rows(3, temperature=50.0, seed=[[7, i]] * 3), state,
+                         SamplingMode.ADJUSTED).tolist()[0] for i in range(40)}  # fmt: skip
+    assert hot == {11, 12}
+
+
 def test_logprobs_are_those_of_the_raw_distribution() -> None:
     logits = make_logits(3)
     tokens = jnp.asarray([0, 50, 96])

@@ -125,7 +125,7 @@ def test_a_crowd_in_few_pages_answers_as_one_by_one(
     page_bytes = 8 * 2 * 2 * 10 * 4  # tokens, keys and values, heads, head size, float32
     few = {"kv_cache_memory_bytes": 54 * page_bytes, "enable_prefix_caching": cached}
     core = make_core(source, compile_cache, **few)
-    alone = {}
+    alone: dict[tuple[str, int], list[int]] = {}
     for request in mixed_load():
         alone |= run(core, request)
         assert core.reset_prefix_cache()
