@@ -16,10 +16,11 @@ from paged.cache import PagedKVCache, copy_pages
 from paged.models.loading.progress import progress
 from paged.runtime.buckets import Bucket
 from paged.runtime.compiler import Job, Key, Submit, compiler
-from paged.runtime.sampler import SamplingMode, load_history, load_rules
+from paged.runtime.sampler import SamplingMode, load_history, load_masks, load_rules, num_words
 from paged.runtime.steps import (
     COPY_ROOM,
     HISTORY_ROOM,
+    MASK_ROOM,
     NUM_RULES,
     UPDATE_ROOM,
     StepShapes,
@@ -135,6 +136,8 @@ def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
     yield ("load_history",), (load_history, history, (0,))
     rules = (_int32(NUM_RULES), jax.ShapeDtypeStruct((NUM_RULES,), jnp.float32), _int32(NUM_RULES))
     yield ("load_rules",), (load_rules, (state, number, *rules), (0,))
+    masks = _int32(MASK_ROOM, num_words(shapes.model.vocab_size))
+    yield ("load_masks",), (load_masks, (state, _int32(MASK_ROOM), masks), (0,))
 
 
 def _int32(*shape: int) -> jax.ShapeDtypeStruct:
