@@ -218,7 +218,7 @@ class Front:
                 "skip_tokenizer_init",
                 "structured_outputs",
             )
-        return grammar_of(params.structured_outputs)
+        return grammar_of(params.structured_outputs, self.tokenizer, self.vocab_size)
 
     def _too_long(self, num_prompt_tokens: int, max_tokens: int | None) -> InvalidRequest:
         output = f"{max_tokens}" if max_tokens is not None else "at least 1"

@@ -1,8 +1,8 @@
 """Grammars at work in the engine: which tokens may come next in each sequence that has one.
 
-Compiling needs the bytes of every token, which are made for the first grammar that comes: it takes
-half a second for 49 thousand tokens. Both happen in a thread of their own. What is compiled is kept
-by its text; each sequence has a copy with its own state, which stays with it through preemptions.
+Compiling needs the bytes of every token, which are made for the first grammar that comes. Both
+happen in a thread of their own. What is compiled is kept by its text; each sequence has a copy with
+its own state, which stays with it through preemptions.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask_par
 from numpy.typing import NDArray
 
 from paged.models.tokenizer import Tokenizer
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.grammar import LIMITS
+from paged.runtime.grammar_vocabulary import grammar_vocabulary
 from paged.runtime.sampler import num_words
 
 _MAX_KEPT = 64
@@ -110,20 +111,4 @@ class Grammars:
     def _tokenizer(self) -> LLTokenizer:
         if not self._eos:
             raise InvalidRequest("structured output needs an end-of-sequence token")
-        wrapper = TokenizerWrapper(_Vocabulary(self._load_tokenizer(), self._vocab_size, self._eos))
-        return LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=self._eos)
-
-
-class _Vocabulary:
-    """A tokenizer as llguidance reads one."""
-
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: list[int]) -> None:
-        self.tokens = [tokenizer.token_bytes(token) for token in range(vocab_size)]
-        self.eos_token_id = eos[0]
-        self.bos_token_id = tokenizer.bos_token_id
-        special = tokenizer.special_ids | frozenset(eos)
-        self.special_token_ids = sorted(token for token in special if token < vocab_size)
-        self._tokenizer = tokenizer
-
-    def __call__(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return grammar_vocabulary(self._load_tokenizer(), self._vocab_size, self._eos)

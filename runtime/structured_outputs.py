@@ -16,7 +16,8 @@ class StructuredOutputsParams:
 
     Attributes:
         json: a JSON schema, as a dict or as text, that the output must satisfy.
-        regex: a regular expression that the whole output must match; no look-around.
+        regex: a regular expression that the whole output must match. No look-around; \\d, \\w and
+            \\s are those of ASCII.
         choice: texts of which the output must be one.
         grammar: a context-free grammar in Lark's notation or in llama.cpp's (GBNF).
         json_object: any JSON object.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paged.http.api.protocol import GenerationRequest, PromptTokensDetails, Usage, now
+from paged.http.api.structured import structured_outputs
 from paged.runtime.errors import InvalidRequest, Unsupported
 from paged.runtime.outputs import RequestOutput
 from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
@@ -80,6 +81,7 @@ def sampling_params(
     """
     _check_combinations(body)
     given = {name: getattr(body, name) for name in _SAMPLING_FIELDS} | overrides
+    given["structured_outputs"] = structured_outputs(body)
     values = {name: value for name, value in given.items() if value is not None}
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     unlimited = replace(defaults, max_tokens=None)
