@@ -76,7 +76,9 @@ class SamplingRows:
 
 @struct.dataclass
 class SamplerState:
-    """Per-slot memory of sequences with penalties, token rules or a grammar; others leave it as it is.
+    """Per-slot memory of sequences with penalties, token rules or a grammar.
+
+    Others leave it untouched.
 
     Attributes:
         output_counts: [S, V] int16 occurrences of each token in the output.

@@ -206,7 +206,8 @@ def _check_stops(params: SamplingParams) -> None:
 
 
 def _check_structured(params: SamplingParams) -> None:
-    name, value = "structured_outputs", params.structured_outputs
+    name = "structured_outputs"
+    value: object = params.structured_outputs
     if not isinstance(value, StructuredOutputsParams | None):
         found = type(value).__name__
         raise InvalidRequest(f"{name} must be StructuredOutputsParams, got {found}", name)

@@ -51,7 +51,6 @@ def _of_format(wanted: ResponseFormat) -> StructuredOutputsParams:
     if wanted.type == "structural_tag":
         raise Unsupported("response_format: structural_tag is not supported", "response_format")
     raise InvalidRequest(
-        "response_format.type must be text, json_object or json_schema, got "
-        f"{wanted.type[:100]!r}",
+        f"response_format.type must be text, json_object or json_schema, got {wanted.type[:100]!r}",
         "response_format.type",
     )

@@ -74,7 +74,9 @@ CASES: dict[str, Case] = {
     "const": schema_case({"const": {"a": [1, "b"]}}),
     "record": schema_case(record(name=NAME, age=DIGIT)),
     "array": schema_case({"type": "array", "items": DIGIT, "minItems": 2, "maxItems": 5}),
-    "any of": schema_case({"anyOf": [DIGIT, NAME, {"type": "array", "items": DIGIT, "maxItems": 2}]}),
+    "any of": schema_case(
+        {"anyOf": [DIGIT, NAME, {"type": "array", "items": DIGIT, "maxItems": 2}]}
+    ),
     "pattern": schema_case(record(code={"type": "string", "pattern": "^[A-Z]{2}-[0-9]{1,4}$"})),
     "date": schema_case(record(day={"type": "string", "format": "date"})),
     "nested": schema_case(record(outer=record(inner=record(flag={"type": "boolean"})))),
@@ -87,5 +89,7 @@ CASES: dict[str, Case] = {
     "choice": choice_case("positive", "negative", 'not "sure"\n'),
     "prefixes": choice_case("a", "ab", "abc"),
     "lark": grammar_case('start: NUM "+" NUM\nNUM: /[0-9]{1,3}/', r"\d{1,3}\+\d{1,3}"),
-    "gbnf": grammar_case('root ::= "(" item ("," item)? ")"\nitem ::= [a-c]', r"\([a-c](,[a-c])?\)"),
+    "gbnf": grammar_case(
+        'root ::= "(" item ("," item)? ")"\nitem ::= [a-c]', r"\([a-c](,[a-c])?\)"
+    ),
 }

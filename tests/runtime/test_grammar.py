@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -85,10 +86,8 @@ def test_sampling_parameters_take_nothing_else() -> None:
 )
 def test_large_wishes_are_checked_or_refused_in_time(wish: dict[str, Any]) -> None:
     started = time.perf_counter()
-    try:
+    with suppress(InvalidRequest):
         compile_here(grammar(**wish))
-    except InvalidRequest:
-        pass
     assert time.perf_counter() - started < 20
 
 

@@ -20,7 +20,12 @@ WISHES: list[tuple[dict[str, Any], Wish | None]] = [
     ({"response_format": {"type": "json_object"}}, Wish(json_object=True)),
     ({"response_format": {"type": "json_object", "schema": SCHEMA}}, Wish(json=SCHEMA)),
     (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": SCHEMA},
+            }
+        },
         Wish(json=SCHEMA),
     ),
     ({"structured_outputs": {"json": SCHEMA}}, Wish(json=SCHEMA)),
@@ -76,7 +81,11 @@ def test_what_the_engine_gets(
         ),
         ({"response_format": {"type": "structural_tag"}}, "response_format", "not supported"),
         ({"structured_outputs": {}}, "structured_outputs", "got none"),
-        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "json and regex"),
+        (
+            {"structured_outputs": {"json": {}, "regex": "a"}},
+            "structured_outputs",
+            "json and regex",
+        ),
         ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice[0]", "str"),
         ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs", "not supported"),
         ({"guided_choice": []}, "structured_outputs", "at least one"),
