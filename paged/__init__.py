@@ -18,6 +18,7 @@ _PUBLIC = {
     "BeamSearchParams": "paged.runtime.beam_search",
     "SamplingParams": "paged.runtime.sampling_params",
     "RequestOutputKind": "paged.runtime.sampling_params",
+    "StructuredOutputsParams": "paged.runtime.structured_outputs",
     "RequestOutput": "paged.runtime.outputs",
     "CompletionOutput": "paged.runtime.outputs",
     "Logprob": "paged.runtime.outputs",
@@ -47,6 +48,9 @@ if TYPE_CHECKING:  # each "as" itself: a checker then takes it for a name of our
     from paged.runtime.pooling.outputs import ScoringRequestOutput as ScoringRequestOutput
     from paged.runtime.sampling_params import RequestOutputKind as RequestOutputKind
     from paged.runtime.sampling_params import SamplingParams as SamplingParams
+    from paged.runtime.structured_outputs import (
+        StructuredOutputsParams as StructuredOutputsParams,
+    )
 
 
 def __getattr__(name: str) -> Any:

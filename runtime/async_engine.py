@@ -185,5 +185,7 @@ class AsyncEngine:
                 request_id, prompt, params, priority=priority, cache_salt=cache_salt
             )
 
+        if params is not None and params.structured_outputs is not None:
+            return await asyncio.to_thread(prepare)  # a large schema takes a while to check
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         return await without_hurry(len(text) if isinstance(text, str) else 0, prepare)

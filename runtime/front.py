@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 from paged.models.chat_template import ChatTemplateError, Message
 from paged.models.tokenizer import Tokenizer
 from paged.runtime.errors import InvalidRequest
+from paged.runtime.grammar import grammar_of
 from paged.runtime.messages import EngineRequest
 from paged.runtime.sampling_params import SamplingParams
 
@@ -120,6 +121,7 @@ class Front:
                 priority=priority,
                 arrival_time=arrival,
                 cache_salt=part.cache_salt,
+                grammar=self._grammar(wanted),
             )
             prepared.append(Prepared(request, part.text))
         return prepared
@@ -187,7 +189,7 @@ class Front:
             )
 
     def _resolve(self, params: SamplingParams | None, num_prompt_tokens: int) -> SamplingParams:
-        """Checked parameters with max_tokens set."""
+        """Checked parameters with max_tokens set; a grammar travels beside them."""
         room = self.max_model_len - num_prompt_tokens
         explicit = params is not None and params.max_tokens is not None
         params = self.default_params if params is None else params
@@ -199,7 +201,21 @@ class Front:
             banned = [*(params.banned_token_ids or ()), *self._tokens_of(params.bad_words)]
             params = replace(params, banned_token_ids=banned, bad_words=None)
         max_tokens = room if wanted is None else min(wanted, room)
-        return params if max_tokens == wanted else replace(params, max_tokens=max_tokens)
+        if max_tokens == wanted and params.structured_outputs is None:
+            return params
+        return replace(params, max_tokens=max_tokens, structured_outputs=None)
+
+    def _grammar(self, params: SamplingParams | None) -> str:
+        """What the output must follow; "" if it is free."""
+        if params is None or params.structured_outputs is None:
+            return ""
+        if self.tokenizer is None:
+            raise InvalidRequest(
+                "structured outputs need a tokenizer; the engine was started with "
+                "skip_tokenizer_init",
+                "structured_outputs",
+            )
+        return grammar_of(params.structured_outputs, self.tokenizer, self.vocab_size)
 
     def _too_long(self, num_prompt_tokens: int, max_tokens: int | None) -> InvalidRequest:
         output = f"{max_tokens}" if max_tokens is not None else "at least 1"

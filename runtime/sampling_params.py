@@ -10,6 +10,7 @@ from operator import index
 from typing import Any
 
 from paged.runtime.errors import ConfigError, InvalidRequest, Unsupported
+from paged.runtime.structured_outputs import StructuredOutputsParams
 
 MAX_N = 128
 MAX_STOP_STRINGS = 64
@@ -62,6 +63,7 @@ class SamplingParams:
         detokenize: False gives token ids alone; needs no tokenizer.
         skip_special_tokens: leave special tokens out of the text.
         output_kind: what each streamed output holds.
+        structured_outputs: what form the output must have; it ends when that is complete.
 
     Raises:
         InvalidRequest: a value out of its range or of another type; names the field, the value
@@ -93,11 +95,13 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         _make_plain(self)
         _check_ranges(self)
         _check_stops(self)
+        _check_structured(self)
         if self.n > 1 and self.greedy:
             raise InvalidRequest(
                 f"n must be 1 when using greedy sampling (temperature 0), got {self.n}", "n"
@@ -223,6 +227,14 @@ def _check_rules(params: SamplingParams) -> None:
         raise InvalidRequest("bad_words must be texts with more than spaces in them", "bad_words")
     if len(params.bad_words or ()) > MAX_TOKEN_RULES:
         raise InvalidRequest(f"bad_words may hold {MAX_TOKEN_RULES} texts", "bad_words")
+
+
+def _check_structured(params: SamplingParams) -> None:
+    name = "structured_outputs"
+    value: object = params.structured_outputs
+    if not isinstance(value, StructuredOutputsParams | None):
+        found = type(value).__name__
+        raise InvalidRequest(f"{name} must be StructuredOutputsParams, got {found}", name)
 
 
 def with_model_defaults(defaults: dict[str, Any]) -> SamplingParams:

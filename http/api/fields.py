@@ -23,12 +23,7 @@ Neutral = dict[str, tuple[object, ...]]
 _GENERATION: Neutral = {
     "ebnf": (),
     "flat_logprobs": (False,),
-    "guided_choice": (),
     "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_whitespace_pattern": (),
     "json_schema": (),
     "kv_transfer_params": (),
     "logits_processors": ([],),
@@ -36,9 +31,7 @@ _GENERATION: Neutral = {
     "logprobs_mode": ("raw_logprobs",),
     "regex": (),
     "repetition_detection": (),
-    "response_format": ({"type": "text"},),
     "return_prompt_text": (False,),
-    "structured_outputs": (),
     "thinking_token_budget": (),
     "vllm_xargs": ({},),
 }

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from paged.http.api.protocol import GenerationRequest, PromptTokensDetails, Usage, now
 from paged.http.api.search import beam_search_params, best, num_candidates
+from paged.http.api.structured import structured_outputs
 from paged.runtime.beam_search import BeamSearchParams
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.outputs import RequestOutput
@@ -96,6 +97,7 @@ def sampling_params(
     """
     _check_combinations(body)
     given = {name: getattr(body, name) for name in _SAMPLING_FIELDS} | overrides
+    given["structured_outputs"] = structured_outputs(body)
     values = {name: value for name, value in given.items() if value is not None}
     num_sequences = num_candidates(body)
     values["n"] = 1 if body.use_beam_search else num_sequences

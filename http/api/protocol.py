@@ -11,6 +11,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType, field
 
 import paged
+from paged.runtime.structured_outputs import StructuredOutputsParams
 
 SYSTEM_FINGERPRINT = f"paged-{paged.__version__}"
 
@@ -24,6 +25,26 @@ class StreamOptions(Struct, frozen=True):
     @property
     def continuous(self) -> bool:
         return bool(self.continuous_usage_stats)
+
+
+class JsonSchema(Struct, frozen=True):
+    """A schema for the answer; `name` and `description` are for the caller, `strict` is implied."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, frozen=True):
+    """What form the answer must have: `type` is text, json_object or json_schema.
+
+    A `schema` beside json_object is another way to write json_schema.
+    """
+
+    type: str
+    json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None
 
 
 class GenerationRequest(Struct, frozen=True, kw_only=True):
@@ -65,6 +86,13 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
