@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import paged
+from paged.http.api.answers import AnswerFormat
 from paged.http.api.chat import chat_completions
 from paged.http.api.completions import completions
 from paged.http.api.embeddings import embeddings
@@ -37,6 +38,7 @@ def create_app(
     api_keys: Sequence[str] = (),
     max_body_size: int = ServeOptions.max_body_size,
     chat_template: str | None = None,
+    answers: AnswerFormat | None = None,
     log_requests: bool = False,
 ) -> Starlette:
     """An ASGI application that serves `engine`; its `state.service` holds what the routes share.
@@ -47,6 +49,7 @@ def create_app(
         api_keys: any of them is needed for all but the probes; none admits everyone.
         max_body_size: bytes.
         chat_template: in place of the tokenizer's own.
+        answers: how the model writes reasoning and tool calls; None for text alone.
         log_requests: whether to log each request's parameters (never its prompt).
     """
     metrics = Metrics(engine, model_names[0])
@@ -62,7 +65,8 @@ def create_app(
     if isinstance(engine, PoolingEngine):
         app.state.service = PoolingService(engine, *shared)
     else:
-        app.state.service = Service(engine, *shared, chat_template=chat_template)
+        answers = answers or AnswerFormat()
+        app.state.service = Service(engine, *shared, chat_template=chat_template, answers=answers)
     return app
 
 

@@ -55,12 +55,10 @@ CHAT_NEUTRAL: Neutral = _GENERATION | {
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
-    "include_reasoning": (True,),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "prediction": (),
-    "reasoning_effort": (),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -84,10 +82,9 @@ POOLING_NEUTRAL: Neutral = {
     "use_activation": (True,),
 }
 
-# About the account, or nothing without tools: no answer could show whether they were honoured.
+# About the account: no answer could show whether they were honoured.
 _ACCEPTED = {
     "metadata",
-    "parallel_tool_calls",
     "prompt_cache_key",
     "prompt_cache_retention",
     "safety_identifier",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from paged.http.api.answers import AnswerFormat
 from paged.http.api.errors import ApiError
 from paged.http.api.protocol import now
 from paged.http.engine import AnyEngine, Engine
@@ -56,10 +57,12 @@ class Service(Served[Engine]):
 
     Attributes:
         chat_template: in place of the tokenizer's own; None for that.
+        answers: how the model's answers are read.
         running: engine ids of the requests in flight.
     """
 
     chat_template: str | None = None
+    answers: AnswerFormat = field(default_factory=AnswerFormat)
     running: set[str] = field(default_factory=set)
 
     @property
