@@ -34,8 +34,8 @@ CLOCK = ("clock", {"zone": "UTC"})
 CALLS: dict[str, list[tuple[str, str, list[tuple[str, dict[str, Any]]]]]] = {
     "hermes": [
         (
-            'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 3}}'
-            '\n</tool_call>\n<tool_call>{"name": "clock", "arguments": "{\\"zone\\": \\"UTC\\"}"}'
+            'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 3'
+            '}}\n</tool_call>\n<tool_call>{"name": "clock", "arguments": "{\\"zone\\": \\"UTC\\"}"}'
             "</tool_call>\n",
             "Let me see.",
             [WEATHER, CLOCK],
@@ -140,10 +140,12 @@ CALLS: dict[str, list[tuple[str, str, list[tuple[str, dict[str, Any]]]]]] = {
     ],
     "deepseek_v32": [
         (
-            '<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" '
-            'string="true">Oslo</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">3'
-            '</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name="clock">\n<｜DSML｜parameter '
-            'name="zone" string="true">UTC</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+            '<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n'
+            '<｜DSML｜parameter name="city" string="true">Oslo</｜DSML｜parameter>\n'
+            '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+            '</｜DSML｜invoke>\n<｜DSML｜invoke name="clock">\n'
+            '<｜DSML｜parameter name="zone" string="true">UTC</｜DSML｜parameter>\n'
+            "</｜DSML｜invoke>\n"
             "</｜DSML｜function_calls>",
             "",
             [WEATHER, CLOCK],

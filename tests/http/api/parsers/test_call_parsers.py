@@ -1,5 +1,6 @@
 """Tool calls in every format: what they mean, whatever the pieces in which they come."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,18 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paged.http.api.parsers.calls import CallParser
-from paged.http.api.parsers.events import Event
+from paged.http.api.parsers.events import CallStart, Event
 from paged.http.api.parsers.marks import WHITE_SPACE
-from paged.http.api.parsers.registry import FORMATS
+from paged.http.api.parsers.registry import FORMATS, REASONING_PARSERS, TOOL_PARSERS
 from paged.http.api.parsers.tagged_calls import typed
 from tests.http.api.parsers.answers import CALLS, MALFORMED, TOOLS, calls_of, content_of, read
 
+ROOT = Path(__file__).parents[4]
 GOOD = [(name, *answer) for name, answers in CALLS.items() for answer in answers]
 BAD = [(name, text) for name, texts in MALFORMED.items() for text in texts]
 SNIPPETS = [
     *(text[start:end] for _, text, _, _ in GOOD for start, end in ((0, 20), (0, None), (15, None))),
     *(text for _, text in BAD if len(text) < 200),
-    *(mark for format in FORMATS.values() for mark in format.marks),
+    *(mark for known in FORMATS.values() for mark in known.marks),
     *("Hello", " ", "\n", "{", "}", "[", "]", ";", "<", "é"),
 ]
 
@@ -44,6 +46,11 @@ def test_what_is_no_call_is_content(name: str, text: str) -> None:
 def test_every_format_is_tested() -> None:
     tested = {FORMATS[name] for name in CALLS}
     assert set(FORMATS.values()) == tested
+
+
+def test_the_documentation_lists_every_parser() -> None:
+    text = (ROOT / "docs/tools.md").read_text(encoding="utf-8")
+    assert [name for name in TOOL_PARSERS + REASONING_PARSERS if f"`{name}`" not in text] == []
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -93,7 +100,7 @@ def test_ids_that_the_model_gives_are_kept() -> None:
     ids = [event.id for event in events_of("kimi_k2", text) if hasattr(event, "id")]
     assert ids == ["functions.weather:0", "functions.clock:1"]
     text = '[TOOL_CALLS]clock[CALL_ID]abcdefghi[ARGS]{"zone": "UTC"}'
-    assert [getattr(event, "id", None) for event in events_of("mistral", text)][0] == "abcdefghi"
+    assert events_of("mistral", text)[0] == CallStart("clock", "abcdefghi")
 
 
 def test_half_a_surrogate_pair_is_sent_escaped() -> None:
