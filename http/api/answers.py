@@ -67,23 +67,25 @@ class AnswerFormat:
             use: of tools.
             prompt_end: the end of the prompt's text, special tokens included.
         """
+        if use.choice == "named":
+            return NamedParser(use.name)
+        # A forced answer follows its schema from the first character on: it has no reasoning.
+        if use.choice == "required":
+            return RequiredParser()
         calls = self._call_parser(use)
-        if self._is_harmony and not use.schema:
-            calls = HarmonyParser(reads_calls=use.choice == "auto")
         if calls and not use.parallel:
             calls = FirstCall(calls)
-        if self.reasoning_parser not in THINKINGS:
+        if self.reasoning_parser not in THINKINGS or self._is_harmony:
             return calls
         thinking = THINKINGS[self.reasoning_parser]
         reasoning = ThinkParser(thinking, starts=thinking.starts(prompt_end))
         return Both(reasoning, calls) if calls else reasoning
 
     def _call_parser(self, use: ToolUse) -> Parser | None:
-        if use.choice == "named":
-            return NamedParser(use.name)
-        if use.choice == "required":
-            return RequiredParser()
-        if use.choice == "auto" and self.tool_parser in FORMATS:
+        may_call = use.choice == "auto"
+        if self._is_harmony:
+            return HarmonyParser(reads_calls=may_call)
+        if may_call and self.tool_parser in FORMATS:
             return CallParser(FORMATS[self.tool_parser], use.tools)
         return None
 

@@ -48,6 +48,7 @@ class HarmonyParser:
     def __init__(self, *, reads_calls: bool) -> None:
         self._reads_calls = reads_calls
         self._text = ""  # not handed on
+        self._searched = 0  # characters of it in which no message ends
         self._head: _Head | None = None  # None between messages
         self._said: set[type[Event]] = set()  # kinds of text that there have been
         self._begins = False  # the message has handed on nothing yet
@@ -75,15 +76,20 @@ class HarmonyParser:
         return []
 
     def _body(self, head: _Head) -> list[Event]:
-        found = first_mark(self._text, _ENDS)
+        found = first_mark(self._text[self._searched :], _ENDS)
         if found is None:
-            return [] if self._is_call(head) else self._stream(head)
-        at, mark = found
+            return self._wait() if self._is_call(head) else self._stream(head)
+        at, mark = self._searched + found[0], found[1]
         body, rest = self._text[:at], self._text[at + len(mark) :]
+        self._searched = 0
         # The channel's mark belongs to the next head, whose name would be lost without it.
         self._text = CHANNEL + rest if mark == CHANNEL else rest
         self._head = None
         return self._end(head, body)
+
+    def _wait(self) -> list[Event]:
+        self._searched = len(self._text) - unsettled(self._text, _ENDS)
+        return []
 
     def _is_call(self, head: _Head) -> bool:
         return self._reads_calls and head.recipient is not None and head.channel != "analysis"

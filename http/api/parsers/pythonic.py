@@ -31,13 +31,23 @@ def _end(text: str, fresh: int) -> int | None:
     """The first bracket that closes a list that Python can read."""
     at = text.find("]", fresh)
     while at >= 0:
-        try:
-            _list(text[: at + 1])
-        except NoCall:
-            at = text.find("]", at + 1)
-        else:
+        if _may_close(text, at) and _is_list(text[: at + 1]):
             return at + 1
+        at = text.find("]", at + 1)
     return None
+
+
+def _may_close(text: str, at: int) -> bool:
+    """Whether it is worth a look: a list of calls ends in one, and those in arguments are many."""
+    return text[:at].rstrip(WHITE_SPACE).endswith(")") or "(" not in text[:at]
+
+
+def _is_list(text: str) -> bool:
+    try:
+        _list(text)
+    except NoCall:
+        return False
+    return True
 
 
 def _read(text: str, tools: Tools) -> list[Call]:
