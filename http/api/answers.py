@@ -60,12 +60,13 @@ class AnswerFormat:
             marks += FORMATS[self.tool_parser].marks
         return any(not _shown(tokenizer, mark) for mark in marks)
 
-    def parser(self, use: ToolUse, prompt_end: str) -> Parser | None:
+    def parser(self, use: ToolUse, prompt_end: str, said: str = "") -> Parser | None:
         """What reads one answer; None where it is content alone.
 
         Args:
             use: of tools.
             prompt_end: the end of the prompt's text, special tokens included.
+            said: the message that the answer continues, if it does.
         """
         if use.choice == "named":
             return NamedParser(use.name)
@@ -78,7 +79,7 @@ class AnswerFormat:
         if self.reasoning_parser not in THINKINGS or self._is_harmony:
             return calls
         thinking = THINKINGS[self.reasoning_parser]
-        reasoning = ThinkParser(thinking, starts=thinking.starts(prompt_end))
+        reasoning = ThinkParser(thinking, starts=thinking.starts(prompt_end, said))
         return Both(reasoning, calls) if calls else reasoning
 
     def _call_parser(self, use: ToolUse) -> Parser | None:

@@ -73,7 +73,9 @@ def _readers(service: Service, body: ChatRequest, use: ToolUse, prompt: list[int
     tokenizer, answers = service.engine.tokenizer, service.answers
     assert tokenizer is not None, "the prompt has been made with it"
     end = prompt_end(tokenizer, prompt) if answers.reasoning_parser else ""
-    return AnswerReaders(answers, use, end, body.include_reasoning is not False)
+    last = body.messages[-1].content
+    said = last if body.continue_final_message and isinstance(last, str) else ""
+    return AnswerReaders(answers, use, end, said, body.include_reasoning is not False)
 
 
 def _has_hidden_marks(service: Service, use: ToolUse) -> bool:

@@ -36,16 +36,18 @@ class AnswerReaders:
         format: how the model writes its answers.
         use: of tools.
         prompt_end: the end of the prompt's text, special tokens included.
+        said: the message that the answers continue, if they do.
         include_reasoning: whether the client wants it.
     """
 
     format: AnswerFormat
     use: ToolUse
     prompt_end: str
+    said: str
     include_reasoning: bool
 
     def new(self) -> AnswerReader:
-        parser = self.format.parser(self.use, self.prompt_end)
+        parser = self.format.parser(self.use, self.prompt_end, self.said)
         return AnswerReader(parser, self)
 
 

@@ -22,13 +22,18 @@ class Thinking:
     closes: tuple[str, ...]
     assumed: bool = False
 
-    def starts(self, prompt_end: str) -> bool | None:
+    def starts(self, prompt_end: str, said: str = "") -> bool | None:
         """Whether an answer begins inside the reasoning; None if the answer itself will say.
 
         Args:
             prompt_end: the last characters of the prompt: templates may open the reasoning
                 themselves, or close it to switch it off.
+            said: the message that the answer continues, if it does.
         """
+        found = [(said.rfind(mark), mark in self.opens) for mark in self.opens + self.closes]
+        at, opened = max(found)
+        if at >= 0:
+            return opened
         end = prompt_end.rstrip(WHITE_SPACE)
         if end.endswith(self.opens):
             return True

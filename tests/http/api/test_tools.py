@@ -207,11 +207,13 @@ def test_tools_can_be_kept_from_the_model(connect: Connect, engine: FakeEngine) 
 def test_reasoning_that_the_template_opens_or_closes(connect: Connect, engine: FakeEngine) -> None:
     sdk = connect(AnswerFormat(reasoning_parser="qwen3"))
     engine.answer = "Hm.</think>Yes."
-    for template_end, reasoning, content in (
+    for said, reasoning, content in (
         ("<think>", "Hm.", "Yes."),
         ("<think></think>", None, "Hm.</think>Yes."),
+        ("<think>I wonder whether. ", "Hm.", "Yes."),
+        ("<think></think>No, ", None, "Hm.</think>Yes."),
     ):
-        messages = [*MESSAGES, {"role": "assistant", "content": template_end}]
+        messages = [*MESSAGES, {"role": "assistant", "content": said}]
         options = {"continue_final_message": True, "add_generation_prompt": False}
         message = ask(sdk, messages=messages, tools=openai.NOT_GIVEN, extra_body=options)
         told = message.choices[0].message
