@@ -14,6 +14,7 @@ from paged.http.api.parsers.calls import NoCall
 from paged.http.api.parsers.events import Arguments, CallStart, Content, Event, Tools
 from paged.http.api.parsers.json_calls import calls_of, json_end, json_value
 from paged.http.api.parsers.marks import WHITE_SPACE
+from paged.runtime.errors import InvalidRequest
 
 _DEFINITIONS = ("$defs", "definitions")
 _BETWEEN = WHITE_SPACE + "[,]"
@@ -27,16 +28,30 @@ def named_schema(parameters: Mapping[str, Any]) -> Schema:
 
 
 def required_schema(tools: Tools, *, parallel: bool = True) -> Schema:
-    """What an answer must be that is a list of calls, of one alone unless `parallel`."""
+    """What an answer must be that is a list of calls, of one alone unless `parallel`.
+
+    Raises:
+        InvalidRequest: two functions define the same name in different ways.
+    """
     calls = [_call_schema(name, parameters) for name, parameters in tools.items()]
     schema: Schema = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     if not parallel:
         schema["maxItems"] = 1
     # References start at the root of the schema, so what they name has to move there.
     for word in _DEFINITIONS:
-        if shared := {k: v for tool in tools.values() for k, v in tool.get(word, {}).items()}:
+        if shared := _shared_definitions(tools, word):
             schema[word] = shared
     return schema
+
+
+def _shared_definitions(tools: Tools, word: str) -> Schema:
+    shared: Schema = {}
+    for parameters in tools.values():
+        own = parameters.get(word)
+        for name, definition in own.items() if isinstance(own, dict) else ():
+            if shared.setdefault(name, definition) != definition:
+                raise InvalidRequest(f"The tools define {name!r} in different ways", "tools")
+    return shared
 
 
 def _call_schema(name: str, parameters: Mapping[str, Any]) -> Schema:

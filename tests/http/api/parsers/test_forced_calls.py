@@ -1,5 +1,6 @@
 """Calls that a request forces: the schema of the answer, and how it is read."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +10,7 @@ from paged.http.api.parsers.forced import (
     named_schema,
     required_schema,
 )
+from paged.runtime.errors import InvalidRequest
 from tests.http.api.parsers.answers import CLOCK, SCHEMA, TOOLS, WEATHER, calls_of, content_of, read
 
 ANSWER = (
@@ -43,6 +45,11 @@ def test_definitions_move_to_where_references_find_them() -> None:
     schema = required_schema({"go": parameters})
     assert schema["$defs"] == {"Place": {"type": "string"}}
     assert "$defs" not in schema["items"]["anyOf"][0]["properties"]["parameters"]
+    assert required_schema({"go": parameters, "come": parameters})["$defs"] == schema["$defs"]
+    other = parameters | {"$defs": {"Place": {"type": "integer"}}}
+    with pytest.raises(InvalidRequest, match="define 'Place' in different ways"):
+        required_schema({"go": parameters, "come": other})
+    assert "$defs" not in required_schema({"go": {"$defs": "odd"}})
 
 
 @given(st.lists(st.integers(0, len(ANSWER)), max_size=10).map(sorted))
