@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import paged
+from paged.http.api.answers import AnswerFormat
 from paged.http.api.chat import chat_completions
 from paged.http.api.completions import completions
 from paged.http.api.embeddings import embeddings
@@ -42,6 +43,7 @@ def create_app(
     max_body_size: int = ServeOptions.max_body_size,
     chat_template: str | None = None,
     trust_request_chat_template: bool = False,
+    answers: AnswerFormat | None = None,
     log_requests: bool = False,
     allowed_origins: Sequence[str] = ("*",),
     allowed_methods: Sequence[str] = ("*",),
@@ -57,6 +59,7 @@ def create_app(
         max_body_size: bytes.
         chat_template: in place of the tokenizer's own.
         trust_request_chat_template: whether requests may bring one of their own.
+        answers: how the model writes reasoning and tool calls; None for text alone.
         log_requests: whether to log each request's parameters (never its prompt).
         allowed_origins, allowed_methods, allowed_headers, allow_credentials: what pages of other
             sites may ask of this server from a browser.
@@ -90,6 +93,7 @@ def create_app(
             *shared,
             chat_template=chat_template,
             trust_request_chat_template=trust_request_chat_template,
+            answers=answers or AnswerFormat(),
         )
     return app
 

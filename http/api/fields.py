@@ -39,12 +39,10 @@ CHAT_NEUTRAL: Neutral = _GENERATION | {
     "audio": (),
     "function_call": ("none",),
     "functions": ([],),
-    "include_reasoning": (True,),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "prediction": (),
-    "reasoning_effort": (),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -68,10 +66,9 @@ POOLING_NEUTRAL: Neutral = {
     "use_activation": (True,),
 }
 
-# About the account, or nothing without tools: no answer could show whether they were honoured.
+# About the account: no answer could show whether they were honoured.
 ACCEPTED = {
     "metadata",
-    "parallel_tool_calls",
     "prompt_cache_key",
     "prompt_cache_retention",
     "safety_identifier",

@@ -111,14 +111,14 @@ class ContentPart(Struct, frozen=True):
 
 
 class FunctionCall(Struct, frozen=True):
-    """A call that the model made: `arguments` is JSON in a string."""
+    """A call that the model made: `arguments` is JSON in a string, or in requests its object."""
 
     name: str
-    arguments: str = "{}"
+    arguments: str | dict[str, Any] | None = None
 
 
 class ToolCall(Struct, frozen=True):
-    """A tool call in the history of a conversation."""
+    """A tool call, in the history of a conversation or in an answer."""
 
     function: FunctionCall
     id: str | None = None
@@ -131,6 +131,7 @@ class Message(Struct, frozen=True, kw_only=True):
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -151,6 +152,9 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     echo: bool | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    reasoning_effort: str | None = None
 
 
 class PromptTokensDetails(Struct, frozen=True):
@@ -244,10 +248,12 @@ class ChatLogprobs(Struct, frozen=True):
 
 
 class AssistantMessage(Struct, frozen=True, kw_only=True):
-    """The model's answer."""
+    """The model's answer. Its reasoning has two names, of which clients know one or the other."""
 
-    content: str
+    content: str | None
     role: str = "assistant"
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
     refusal: None = None
     tool_calls: list[ToolCall] = field(default_factory=list)
 
@@ -272,11 +278,30 @@ class ChatCompletion(Reply, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class Delta(Struct, frozen=True):
+class FunctionDelta(Struct, frozen=True, kw_only=True):
+    """What a chunk adds to a call: first its name, then pieces of its arguments."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(Struct, frozen=True, kw_only=True):
+    """A piece of a message's call number `index`, the first of which says what it is."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionDelta
+
+
+class Delta(Struct, frozen=True, kw_only=True):
     """What a chunk adds to the message."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChunkChoice(Struct, frozen=True, kw_only=True):
