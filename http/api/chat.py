@@ -9,7 +9,7 @@ from msgspec import UNSET, structs
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paged.http.api.answers import prompt_end
+from paged.http.api.answers import AnswerFormat, prompt_end
 from paged.http.api.body import json_response, read_body
 from paged.http.api.chat_stream import chat_events
 from paged.http.api.conversation import chat_prompt, echoed
@@ -23,7 +23,8 @@ from paged.http.api.prompts import truncated
 from paged.http.api.protocol import ChatChoice, ChatCompletion, ChatRequest
 from paged.http.api.service import Service, new_id, service_of
 from paged.http.api.streaming import event_stream
-from paged.http.api.tools import ToolUse, read_tools, without_tools
+from paged.http.api.structured import structured_outputs
+from paged.http.api.tools import ToolUse, forced, read_tools, without_tools
 from paged.runtime.config import MAX_LOGPROBS
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.outputs import CompletionOutput
@@ -36,14 +37,14 @@ async def chat_completions(request: Request) -> Response:
     body = await read_body(request, ChatRequest, CHAT_NEUTRAL, service.max_body_size)
     service.check_model(body.model)
     use = read_tools(body, automatic=service.answers.takes_tools)
-    params = _params(body, service.engine.default_sampling_params)
+    params = forced(_params(body, service.engine.default_sampling_params), use)
     hidden = use.choice == "none" and service.answers.hides_tools
     told = without_tools(body) if hidden else body
     template = service.template_for(body.chat_template)
     prompt = await chat_prompt(told, service.engine, template)
     prompt = truncated(prompt, body, params.max_tokens, service.engine)
     readers = _readers(service, body, use, prompt)
-    if _has_hidden_marks(service, use):
+    if params.structured_outputs is None and _has_hidden_marks(service, use):
         params = replace(params, skip_special_tokens=False)
     reply_id = new_id(request, "chatcmpl", body.request_id)
     job = make_job(body, [prompt], params, id=reply_id, model=service.model_name)
@@ -74,6 +75,8 @@ def _model_limit(defaults: SamplingParams) -> int | None:
 
 def _readers(service: Service, body: ChatRequest, use: ToolUse, prompt: list[int]) -> AnswerReaders:
     tokenizer, answers = service.engine.tokenizer, service.answers
+    if structured_outputs(body) is not None:
+        answers = AnswerFormat()  # the form holds from the first token on: it is content
     assert tokenizer is not None, "the prompt has been made with it"
     end = prompt_end(tokenizer, prompt) if answers.reasoning_parser else ""
     last = body.messages[-1].content

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from paged.http.api.parsers.events import Tools
 from paged.http.api.parsers.forced import Schema, named_schema, required_schema
 from paged.http.api.protocol import ChatRequest
-from paged.runtime.errors import InvalidRequest, Unsupported
+from paged.runtime.errors import InvalidRequest
+from paged.runtime.sampling_params import SamplingParams
+from paged.runtime.structured_outputs import StructuredOutputsParams
 
 _NAMES = ("none", "auto", "required")
 
@@ -55,7 +57,6 @@ def read_tools(body: ChatRequest, *, automatic: bool) -> ToolUse:
 
     Raises:
         InvalidRequest: a tool or choice of another form, or that this server is not set up for.
-        Unsupported: a call that must be made, which nothing enforces yet.
     """
     if body.tools == []:
         raise InvalidRequest("tools must not be empty; leave the field out", "tools")
@@ -67,16 +68,26 @@ def read_tools(body: ChatRequest, *, automatic: bool) -> ToolUse:
             'set when the server is started; this one can only take tool_choice "none"',
             "tool_choice",
         )
-    use = ToolUse(choice, tools, body.parallel_tool_calls is not False)
-    if use.schema is not None:
-        message = 'Calls cannot be forced yet: tool_choice must be "auto" or "none"'
-        raise Unsupported(message, "tool_choice")
-    return use
+    return ToolUse(choice, tools, body.parallel_tool_calls is not False)
+
+
+def forced(params: SamplingParams, use: ToolUse) -> SamplingParams:
+    """Parameters under which the answer is the call that a request forces, if it does.
+
+    Raises:
+        InvalidRequest: the request wants another form of the answer as well.
+    """
+    if use.schema is None:
+        return params
+    if params.structured_outputs is not None:
+        message = "tool_choice forces a call, and structured output something else: drop one"
+        raise InvalidRequest(message, "tool_choice")
+    return replace(params, structured_outputs=StructuredOutputsParams(json=use.schema))
 
 
 def without_tools(body: ChatRequest) -> ChatRequest:
     """The same request as a model sees it that is not told of its tools."""
-    return replace(body, tools=None)
+    return structs.replace(body, tools=None)
 
 
 def _choice(body: ChatRequest, functions: Tools) -> tuple[str, Tools]:

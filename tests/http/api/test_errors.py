@@ -125,7 +125,6 @@ def test_messages_are_short_and_printable(client: TestClient) -> None:
     assert message.isprintable()
 
 
-CLOCK = {"type": "function", "function": {"name": "clock"}}
 NOT_CARRIED_OUT = [
     *((COMPLETIONS, name, neutral) for name, neutral in COMPLETION_NEUTRAL.items()),
     *((CHAT, name, neutral) for name, neutral in CHAT_NEUTRAL.items()),
@@ -157,8 +156,6 @@ def test_a_value_that_cannot_be_read_is_not_neutral(client: TestClient, value: b
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"tools": [CLOCK], "tool_choice": "required"}, "tool_choice"),
-        ({"tools": [CLOCK], "tool_choice": CLOCK}, "tool_choice"),
         ({"spaces_between_special_tokens": False}, "spaces_between_special_tokens"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},

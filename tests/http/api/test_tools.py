@@ -286,17 +286,45 @@ def test_a_conversation_with_calls_goes_round(sdk: OpenAI, engine: FakeEngine) -
     assert engine.seen[1].text == "tools=1|user:Hi|assistant:|tool:rain|assistant:"
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, "tool_choice"),
-    ],
-)
-def test_calls_cannot_be_forced(sdk: OpenAI, body: dict[str, Any], param: str) -> None:
-    with pytest.raises(openai.BadRequestError, match="cannot be forced") as caught:
-        ask(sdk, **body)
-    assert caught.value.param == param
+NAMED: Any = {"type": "function", "function": {"name": "weather"}}
+
+
+def test_a_named_function_is_forced(sdk: OpenAI, engine: FakeEngine) -> None:
+    engine.answer = '{"city": "Oslo"}'
+    choice = ask(sdk, tool_choice=NAMED).choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("stop", None)
+    assert choice.message.tool_calls is not None
+    [call] = choice.message.tool_calls
+    assert call.type == "function"
+    assert (call.function.name, call.function.arguments) == ("weather", engine.answer)
+    assert accumulated(sdk, tool_choice=NAMED).message.tool_calls[0].function.name == "weather"
+    forms = [seen.params.structured_outputs for seen in engine.seen]
+    assert [form and form.json for form in forms] == [TOOL["function"]["parameters"]] * 2
+
+
+def test_some_call_is_forced(sdk: OpenAI, engine: FakeEngine) -> None:
+    engine.answer = '[{"name": "weather", "parameters": {"city": "Oslo"}}]'
+    choice = ask(sdk, tool_choice="required").choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls is not None
+    assert len(choice.message.tool_calls) == 1
+    form = engine.seen[0].params.structured_outputs
+    assert form is not None
+    assert isinstance(form.json, dict)
+    assert form.json["type"] == "array"
+
+
+def test_no_other_form_goes_with_a_forced_call(sdk: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="drop one") as caught:
+        ask(sdk, tool_choice="required", response_format={"type": "json_object"})
+    assert caught.value.param == "tool_choice"
+
+
+def test_structured_output_is_content(connect: Connect, engine: FakeEngine) -> None:
+    sdk = connect(AnswerFormat("llama3_json", "deepseek_r1", auto=True))
+    engine.answer = '{"name": "weather", "parameters": {}}'
+    message = ask(sdk, response_format={"type": "json_object"}).choices[0].message
+    assert (message.content, message.tool_calls) == (engine.answer, [])
 
 
 @pytest.mark.parametrize(
