@@ -267,28 +267,28 @@ class EngineCore:
             params, stops = owner.live.request.params, sequence.limits.stop_token_ids
             guided = owner.guide is not None
             self._runner.admit(sequence, SlotRequest(params, owner.seed, stops, guided))
-        started = self._runner.start(plan)
-        if self._num_guided:
-            self._load_masks(plan, news)
-        self._in_flight.append(self._runner.finish(started))
+        if self._num_guided and self._guided_rows(plan):
+            self._in_flight.append(self._launch_guided(plan, news))
+        else:
+            self._in_flight.append(self._runner.launch(plan))
         self._num_steps += 1
         for row in plan.rows:
             if (num_left := len(row.sequence.prompt) - row.start) > 0:
                 self._prompt_tokens += min(row.length, num_left)
 
-    def _load_masks(self, plan: StepPlan, news: list[SequenceOutput]) -> None:
-        """Say what may come next in the plan's rows that have a grammar.
+    def _launch_guided(self, plan: StepPlan, news: list[SequenceOutput]) -> InFlight:
+        """Enqueue a step with rows whose grammars say what may come next.
 
         That takes their last tokens, so the step before is read first. Meanwhile the device runs
         this one: only the choice of its tokens waits.
         """
-        if not self._guided_rows(plan):
-            return
+        started = self._runner.start(plan)
         while self._in_flight:
             news += self._read(self._in_flight.popleft())
         if rows := self._guided_rows(plan):  # those that have not ended just now
             slots, guides = zip(*rows, strict=True)
             self._runner.load_masks(list(slots), self._grammars.masks(guides))
+        return self._runner.finish(started)
 
     def _guided_rows(self, plan: StepPlan) -> list[tuple[int, Guide]]:
         """Slots and guides of the rows that a grammar says the next token of."""
