@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from paged.http.api.protocol import GenerationRequest
+from paged.http.api.protocol import GenerationRequest, ResponseFormat
 from paged.runtime.beam_search import MAX_BEAM_WIDTH, BeamSearchParams
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.outputs import CompletionOutput, RequestOutput
@@ -15,6 +15,8 @@ _FOR_SAMPLING: dict[str, tuple[object, ...]] = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
     "frequency_penalty": (0,),
+    **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), ()),
+    "guided_whitespace_pattern": (),
     "logit_bias": ({},),
     "logprobs": (False,),
     "min_p": (0,),
@@ -22,7 +24,7 @@ _FOR_SAMPLING: dict[str, tuple[object, ...]] = {
     "presence_penalty": (0,),
     "prompt_logprobs": (),
     "repetition_penalty": (1,),
-    "response_format": (),
+    "response_format": (ResponseFormat(type="text"),),
     "stop": ([],),
     "stream": (False,),
     "structured_outputs": (),

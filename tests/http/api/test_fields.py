@@ -211,6 +211,8 @@ class TestBeamSearch:
             ("length_penalty", 50),
             ("n", 11),
             ("n", 0),
+            ("guided_regex", "a+"),
+            ("response_format", {"type": "json_object"}),
         ],
     )
     def test_what_does_not_go_with_it_is_named(
