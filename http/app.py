@@ -8,24 +8,29 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import paged
+from paged.http.api.answers import AnswerFormat
 from paged.http.api.chat import chat_completions
 from paged.http.api.completions import completions
 from paged.http.api.embeddings import embeddings
 from paged.http.api.errors import ApiError, GenerationFailed, handle_error
 from paged.http.api.models import list_models, retrieve_model
+from paged.http.api.openapi import openapi, page
 from paged.http.api.rerank import rerank
 from paged.http.api.scores import score
 from paged.http.api.service import PoolingService, Service, served_by
+from paged.http.api.tokens import detokenize, tokenize
 from paged.http.auth import RequireKey
 from paged.http.engine import Engine
 from paged.http.metrics import Metrics
 from paged.http.options import ServeOptions
 from paged.http.request_counter import CountRequests
+from paged.http.request_ids import EchoRequestId
 from paged.runtime.errors import EngineDead, InvalidRequest, Unsupported
 from paged.runtime.pooling.engine import PoolingEngine
 
@@ -37,7 +42,13 @@ def create_app(
     api_keys: Sequence[str] = (),
     max_body_size: int = ServeOptions.max_body_size,
     chat_template: str | None = None,
+    trust_request_chat_template: bool = False,
+    answers: AnswerFormat | None = None,
     log_requests: bool = False,
+    allowed_origins: Sequence[str] = ("*",),
+    allowed_methods: Sequence[str] = ("*",),
+    allowed_headers: Sequence[str] = ("*",),
+    allow_credentials: bool = False,
 ) -> Starlette:
     """An ASGI application that serves `engine`; its `state.service` holds what the routes share.
 
@@ -47,10 +58,25 @@ def create_app(
         api_keys: any of them is needed for all but the probes; none admits everyone.
         max_body_size: bytes.
         chat_template: in place of the tokenizer's own.
+        trust_request_chat_template: whether requests may bring one of their own.
+        answers: how the model writes reasoning and tool calls; None for text alone.
         log_requests: whether to log each request's parameters (never its prompt).
+        allowed_origins, allowed_methods, allowed_headers, allow_credentials: what pages of other
+            sites may ask of this server from a browser.
     """
     metrics = Metrics(engine, model_names[0])
-    middleware = [Middleware(CountRequests, registry=metrics.registry)]
+    middleware = [
+        Middleware(CountRequests, registry=metrics.registry),
+        Middleware(EchoRequestId),
+        Middleware(
+            CORSMiddleware,
+            allow_origins=allowed_origins,
+            allow_methods=allowed_methods,
+            allow_headers=allowed_headers,
+            allow_credentials=allow_credentials,
+            expose_headers=["X-Request-Id"],
+        ),
+    ]
     if api_keys:
         middleware.append(Middleware(RequireKey, keys=api_keys))
     app = Starlette(
@@ -62,7 +88,13 @@ def create_app(
     if isinstance(engine, PoolingEngine):
         app.state.service = PoolingService(engine, *shared)
     else:
-        app.state.service = Service(engine, *shared, chat_template=chat_template)
+        app.state.service = Service(
+            engine,
+            *shared,
+            chat_template=chat_template,
+            trust_request_chat_template=trust_request_chat_template,
+            answers=answers or AnswerFormat(),
+        )
     return app
 
 
@@ -114,6 +146,10 @@ _ROUTES = [
     Route("/version", version),
     Route("/metrics", metrics),
     Route("/v1/models", list_models),
+    Route("/openapi.json", openapi),
+    Route("/docs", page),
+    Route("/tokenize", tokenize, methods=["POST"]),
+    Route("/detokenize", detokenize, methods=["POST"]),
     Route("/v1/models/{name:path}", retrieve_model),
 ]
 _GENERATION = {"/v1/chat/completions": chat_completions, "/v1/completions": completions}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
+from paged.runtime.beam_search import BeamSearchParams
 from paged.runtime.messages import EngineStats
 from paged.runtime.outputs import RequestOutput
 from paged.runtime.sampling_params import SamplingParams
@@ -19,6 +20,8 @@ class Tokenizer(Protocol):
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
 
     def apply_chat_template(
         self,
@@ -54,7 +57,8 @@ class Engine(AnyEngine, Protocol):
 
     `generate` raises InvalidRequest before its first output if the request can never run, and
     EngineDead if the engine has stopped. Closing it early aborts the request. `abort` makes it give
-    a last output, with finish_reason "abort"; an id that is not running is ignored.
+    a last output, with finish_reason "abort"; an id that is not running is ignored. `beam_search`
+    raises the same, and ends when it is cancelled.
     """
 
     @property
@@ -69,5 +73,15 @@ class Engine(AnyEngine, Protocol):
         priority: int = 0,
         cache_salt: str = "",
     ) -> AsyncGenerator[RequestOutput, None]: ...
+
+    async def beam_search(
+        self,
+        prompt: list[int],
+        params: BeamSearchParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> RequestOutput: ...
 
     async def abort(self, request_id: str) -> None: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from paged.http.api.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import option, port, same_option
@@ -29,6 +30,29 @@ class ServeOptions:
     chat_template: str | None = option(
         None, "Chat template in place of the model's: a file, or the template itself."
     )
+    trust_request_chat_template: bool = option(
+        False, "Let requests bring a chat template of their own, a program that this server runs."
+    )
+    allowed_origins: tuple[str, ...] = option(
+        ("*",), "Sites whose pages may call this server from a browser; * for all."
+    )
+    allowed_methods: tuple[str, ...] = option(("*",), "HTTP verbs that such pages may use.")
+    allowed_headers: tuple[str, ...] = option(("*",), "HTTP headers that such pages may send.")
+    allow_credentials: bool = option(False, "Let such pages send cookies.")
+    enable_auto_tool_choice: bool = option(
+        False, "Let the model call the tools of a request; needs --tool-call-parser."
+    )
+    tool_call_parser: str | None = option(
+        None, f"How the model writes tool calls: {', '.join(TOOL_PARSERS)}."
+    )
+    exclude_tools_when_tool_choice_none: bool = option(
+        False, 'Do not tell the model of tools where tool_choice is "none".'
+    )
+    reasoning_parser: str | None = option(
+        None,
+        "How the model marks its reasoning, which is kept out of the answer's content: "
+        f"{', '.join(REASONING_PARSERS)}.",
+    )
     engine_process: bool = option(
         True, "Run device and scheduler in a process of their own, which streams do not slow."
     )
@@ -47,6 +71,7 @@ class ServeOptions:
     )
 
     def __post_init__(self) -> None:
+        self._check_parsers()
         if not 0 <= self.shutdown_timeout <= _LONGEST_SHUTDOWN:
             raise ConfigError(
                 f"--shutdown-timeout must be between 0 and {_LONGEST_SHUTDOWN} seconds, "
@@ -57,6 +82,18 @@ class ServeOptions:
         for name in ("served_model_name", "api_key"):
             if "" in getattr(self, name):
                 raise ConfigError(f"--{name.replace('_', '-')} must not be empty")
+
+    def _check_parsers(self) -> None:
+        if self.enable_auto_tool_choice and self.tool_call_parser is None:
+            raise ConfigError(
+                "--enable-auto-tool-choice requires --tool-call-parser, one of "
+                + ", ".join(TOOL_PARSERS)
+            )
+        known = {"tool_call_parser": TOOL_PARSERS, "reasoning_parser": REASONING_PARSERS}
+        for name, parsers in known.items():
+            if (given := getattr(self, name)) not in (None, *parsers):
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{flag} must be one of {', '.join(parsers)}, got {given!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from types import FrameType
 import uvicorn
 from starlette.applications import Starlette
 
+from paged.http.api.answers import AnswerFormat
 from paged.http.api.service import AnyService
 from paged.http.app import create_app
 from paged.http.engine import AnyEngine, Engine
@@ -57,7 +58,13 @@ def run(args: argparse.Namespace) -> int:
                 api_keys=options.api_key,
                 max_body_size=options.max_body_size,
                 chat_template=chat_template,
+                trust_request_chat_template=options.trust_request_chat_template,
+                answers=_answer_format(options),
                 log_requests=options.enable_log_requests,
+                allowed_origins=options.allowed_origins,
+                allowed_methods=options.allowed_methods,
+                allowed_headers=options.allowed_headers,
+                allow_credentials=options.allow_credentials,
             )
             return serve(app, listener, options)
         finally:
@@ -206,6 +213,15 @@ def _chat_template(options: ServeOptions) -> str | None:
             f"--chat-template {given}: neither a file that can be read "
             f"({getattr(error, 'strerror', error)}) nor a template, which would have a {{ in it"
         ) from error
+
+
+def _answer_format(options: ServeOptions) -> AnswerFormat:
+    return AnswerFormat(
+        tool_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
+        auto=options.enable_auto_tool_choice,
+        hides_tools=options.exclude_tools_when_tool_choice_none,
+    )
 
 
 def _note_ignored(args: argparse.Namespace) -> None:

@@ -197,12 +197,16 @@ class ModelConfig:
         return replace(self, rope_scaling=replace(scaling, divisors=scaling.short_divisors))
 
 
-def parse_config(data: Mapping[str, Any], extras: Any = None) -> ModelConfig:
+def parse_config(
+    data: Mapping[str, Any], extras: Any = None, *, rotated_share: float | None = None
+) -> ModelConfig:
     """Build the record from a config.json whose gaps the family's defaults have filled.
 
     Args:
         data: the file's content.
         extras: see `ModelConfig`.
+        rotated_share: `partial_rotary_factor` where the family has another word for it; None for
+            what the file says.
 
     Raises:
         ConfigError: a key is missing, or a value is not supported.
@@ -225,7 +229,7 @@ def parse_config(data: Mapping[str, Any], extras: Any = None) -> ModelConfig:
         windows=_windows(data, num_layers),
         rope_theta=number(rope, "rope_theta"),
         rope_scaling=_rope_scaling(rope, data),
-        partial_rotary_factor=number(rope, "partial_rotary_factor"),
+        partial_rotary_factor=rotated_share or number(rope, "partial_rotary_factor"),
         norm_eps=number(data, "rms_norm_eps", 1e-6),
         tie_word_embeddings=flag(data, "tie_word_embeddings"),
         attention_bias=flag(data, "attention_bias"),
@@ -308,21 +312,34 @@ def _declared_dtype(data: Mapping[str, Any]) -> str:
 
 
 def _windows(data: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
+    _check_layer_types(data, num_layers)
     if data.get("sliding_window") is None or not flag(data, "use_sliding_window"):
         return (None,) * num_layers
     window = count(data, "sliding_window")
     return tuple(window if windowed else None for windowed in _windowed(data, num_layers))
 
 
+def _check_layer_types(data: Mapping[str, Any], num_layers: int) -> None:
+    """Refuse layers of a type that is none of ours, also where there is no window."""
+    types = data.get("layer_types")
+    if types is None:
+        return
+    if not isinstance(types, list) or len(types) != num_layers:
+        raise ConfigError(
+            f"layer_types must list a type for each of {num_layers} layers, found "
+            f"{f'{len(types)} types' if isinstance(types, list) else shown(types)}"
+        )
+    unknown = [kind for kind in types if kind not in _LAYER_TYPES]
+    if unknown:
+        raise ConfigError(
+            f"layer_types has {shown(unknown[0])}; supported: {', '.join(_LAYER_TYPES)}"
+        )
+
+
 def _windowed(data: Mapping[str, Any], num_layers: int) -> list[bool]:
     """Which layers have a window: `layer_types` tells, or else one of two older settings."""
     types = data.get("layer_types")
-    if isinstance(types, list):
-        unknown = [kind for kind in types if kind not in _LAYER_TYPES]
-        if unknown:
-            raise ConfigError(
-                f"layer_types has {shown(unknown[0])}; supported: {', '.join(_LAYER_TYPES)}"
-            )
+    if types is not None:
         return [kind == "sliding_attention" for kind in types]
     if data.get("sliding_window_pattern"):
         pattern = count(data, "sliding_window_pattern")
@@ -340,9 +357,10 @@ def _rope_parameters(data: Mapping[str, Any]) -> dict[str, Any]:
     if nested:
         raise ConfigError(f"rope settings of {nested[0]!r} alone are not supported for this model")
     rope = dict(given)
-    rope.setdefault("rope_theta", data.get("rope_theta") or 10000.0)
     rope.setdefault("rope_type", rope.get("type") or "default")
-    rope.setdefault("partial_rotary_factor", data.get("partial_rotary_factor") or 1.0)
+    for key, usual in (("rope_theta", 10000.0), ("partial_rotary_factor", 1.0)):
+        outside = data.get(key)
+        rope.setdefault(key, usual if outside is None else outside)
     return rope
 
 
@@ -363,6 +381,10 @@ def _rope_scaling(rope: Mapping[str, Any], data: Mapping[str, Any]) -> RopeScali
     given = {key: number(rope, key) for key in _ROPE_NUMBERS if rope.get(key) is not None}
     if kind == "llama3" and given["high_freq_factor"] <= given["low_freq_factor"]:
         raise ConfigError("rope type 'llama3' needs a high_freq_factor above its low_freq_factor")
+    if kind == "yarn" and number(rope, "rope_theta") <= 1:  # its logarithm divides
+        raise ConfigError(
+            f"rope type 'yarn' needs a rope_theta above 1, found {shown(rope['rope_theta'])}"
+        )
     longest = count(data, "max_position_embeddings")
     original = count(rope, "original_max_position_embeddings", longest)
     original = count(data, "original_max_position_embeddings", original)

@@ -13,8 +13,8 @@ _LONGEST_SHOWN = 60
 
 
 def count(data: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """A number of things; `default` stands for one that is absent, null or zero."""
-    value = data.get(key) or default
+    """A number of things; `default` stands for one that is absent or null."""
+    value = default if data.get(key) is None else data[key]
     if value is None:
         raise ConfigError(f"the model configuration has no {key!r}")
     if type(value) is not int or not 0 < value < TOO_MANY:

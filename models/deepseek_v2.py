@@ -132,10 +132,10 @@ def latent_config(data: Mapping[str, Any], routing: GroupRouting) -> ModelConfig
     )
     # To attention, all heads have one key: a row of a page.
     one_key = {"num_key_value_heads": 1, "head_dim": shape.row}
-    config = parse_config({**data, **one_key}, extras)
     # Half an element more, for the number of those that are rotated is rounded down.
-    rotated = (shape.rotated + 0.5) / shape.row
-    return replace(config, latent_rank=shape.rank, partial_rotary_factor=rotated)
+    share = (shape.rotated + 0.5) / shape.row
+    config = parse_config({**data, **one_key}, extras, rotated_share=share)
+    return replace(config, latent_rank=shape.rank)
 
 
 def sparse_layers(data: Mapping[str, Any]) -> tuple[bool, ...]:

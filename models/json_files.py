@@ -46,9 +46,12 @@ def read_object(path: Path) -> dict[str, Any]:
         NotAnObject: see `parse_object`, or the file cannot be read.
     """
     try:
-        return parse_object(path.read_bytes())
+        text = path.read_bytes()
     except OSError as error:
         raise NotAnObject(error.strerror or str(error)) from error
+    except ValueError as error:  # a name that no file can have
+        raise NotAnObject(str(error)) from error
+    return parse_object(text)
 
 
 def read_config(path: Path) -> dict[str, Any]:

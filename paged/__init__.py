@@ -15,8 +15,10 @@ _PUBLIC = {
     "LLM": "paged.runtime.llm",
     "AsyncEngine": "paged.runtime.async_engine",
     "EngineConfig": "paged.runtime.config",
+    "BeamSearchParams": "paged.runtime.beam_search",
     "SamplingParams": "paged.runtime.sampling_params",
     "RequestOutputKind": "paged.runtime.sampling_params",
+    "StructuredOutputsParams": "paged.runtime.structured_outputs",
     "RequestOutput": "paged.runtime.outputs",
     "CompletionOutput": "paged.runtime.outputs",
     "Logprob": "paged.runtime.outputs",
@@ -33,6 +35,7 @@ __all__ = [*_PUBLIC, "__version__"]
 if TYPE_CHECKING:  # each "as" itself: a checker then takes it for a name of ours, not of our needs
     from paged.errors import ConfigError as ConfigError
     from paged.runtime.async_engine import AsyncEngine as AsyncEngine
+    from paged.runtime.beam_search import BeamSearchParams as BeamSearchParams
     from paged.runtime.config import EngineConfig as EngineConfig
     from paged.runtime.errors import EngineDead as EngineDead
     from paged.runtime.errors import InvalidRequest as InvalidRequest
@@ -45,6 +48,9 @@ if TYPE_CHECKING:  # each "as" itself: a checker then takes it for a name of our
     from paged.runtime.pooling.outputs import ScoringRequestOutput as ScoringRequestOutput
     from paged.runtime.sampling_params import RequestOutputKind as RequestOutputKind
     from paged.runtime.sampling_params import SamplingParams as SamplingParams
+    from paged.runtime.structured_outputs import (
+        StructuredOutputsParams as StructuredOutputsParams,
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -6,15 +6,16 @@ import asyncio
 import uuid
 import weakref
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 from paged.models.tokenizer import Tokenizer
+from paged.runtime.beam_search import BeamSearchParams, begin_search
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import engine_config, load_engine
 from paged.runtime.engine_thread import EngineThread, Stream
 from paged.runtime.errors import EngineDead
-from paged.runtime.front import Prepared, Prompt
+from paged.runtime.front import Prepared, Prompt, TokensPrompt
 from paged.runtime.long_text import without_hurry
 from paged.runtime.messages import EngineStats
 from paged.runtime.outputs import RequestOutput
@@ -126,6 +127,33 @@ class AsyncEngine:
             if not finished:
                 self._thread.leave(stream)
 
+    async def beam_search(
+        self,
+        prompt: Prompt,
+        params: BeamSearchParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> RequestOutput:
+        """The likeliest continuations, best first; see `generate` for the arguments.
+
+        Being cancelled ends it; `abort` knows nothing of it.
+        """
+        request_id = request_id or uuid.uuid4().hex
+        prepared = await self._prepare(request_id, prompt, params.whole, priority, cache_salt)
+        search = begin_search(self._front, prepared, params)
+
+        async def answer(index: int, beam: TokensPrompt) -> RequestOutput:
+            name = f"{request_id}-{index}"
+            outputs = self.generate(beam, params.one_token, name, priority=priority)
+            async with aclosing(outputs):
+                return await anext(outputs)
+
+        while asked := search.prompts():
+            search.advance(await asyncio.gather(*(answer(*each) for each in enumerate(asked))))
+        return search.result(self.tokenizer)
+
     async def abort(self, request_id: str) -> None:
         """End a request: its last output comes with finish_reason "abort".
 
@@ -157,5 +185,7 @@ class AsyncEngine:
                 request_id, prompt, params, priority=priority, cache_salt=cache_salt
             )
 
+        if params is not None and params.structured_outputs is not None:
+            return await asyncio.to_thread(prepare)  # a large schema takes a while to check
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         return await without_hurry(len(text) if isinstance(text, str) else 0, prepare)

@@ -40,6 +40,8 @@ def compile_all(
 ) -> dict[Key, Compiled]:
     """A program for each job, many compiled at a time; the first jobs begin first.
 
+    After an error it waits only for what is being compiled, and the rest is cancelled.
+
     Tracing and lowering are Python: threads that did both at once would only stand in the way of
     each other, and of those that compile. So one thread does both for all.
 
@@ -51,15 +53,20 @@ def compile_all(
     made: list[Key] = []
     started = time.perf_counter()
     with kept_once(), ThreadPoolExecutor(1) as lowering, ThreadPoolExecutor(cores) as compiling:
-        futures = {}
-        for key, job in jobs:
-            what = (key, fixed, job.args, job.donated)
-            make = partial(_make, key, job, lowering, made)
-            futures[compiling.submit(load_or_compile, what, make)] = key
-        with progress(len(futures), "Preparing", " programs", show=show_progress) as advance:
-            for done in as_completed(futures):
-                programs[futures[done]] = done.result()
-                advance(1)
+        try:
+            futures = {}
+            for key, job in jobs:
+                what = (key, fixed, job.args, job.donated)
+                make = partial(_make, key, job, lowering, made)
+                futures[compiling.submit(load_or_compile, what, make)] = key
+            with progress(len(futures), "Preparing", " programs", show=show_progress) as advance:
+                for done in as_completed(futures):
+                    programs[futures[done]] = done.result()
+                    advance(1)
+        except BaseException:  # such as an interrupt, which is not to wait for what nobody wants
+            for threads in (compiling, lowering):
+                threads.shutdown(wait=False, cancel_futures=True)
+            raise
     logger.info(
         "%d programs compiled, %d from the cache, in %.1f s",
         len(made),

@@ -12,24 +12,32 @@ import logging
 import random
 import time
 from collections import deque
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
-from paged.models.config import token_ids
+from msgspec.structs import replace
+
 from paged.models.loading import ModelSource
 from paged.pool import PagePool
 from paged.runtime.compiles import num_compiles
 from paged.runtime.config import EngineConfig
+from paged.runtime.engine import load_tokenizer
 from paged.runtime.errors import EngineDead, InvalidRequest
+from paged.runtime.guides import Compiled, Grammars, Guide
 from paged.runtime.messages import Candidates, EngineRequest, EngineStats, SequenceOutput
 from paged.runtime.plan import StepPlan, TokenEvent
 from paged.runtime.runner import InFlight, SlotRequest, StepResult
 from paged.runtime.sampler import TokenLogprobs
 from paged.runtime.scheduler import Scheduler
-from paged.runtime.sequence import Sequence, SequenceLimits
+from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits
 from paged.runtime.setup import prepare
 
 logger = logging.getLogger(__name__)
+
+# Seconds that a step waits for grammars when there is nothing else to do.
+_PATIENCE = 0.002
 
 
 @dataclass(eq=False)
@@ -53,12 +61,14 @@ class _Owner:
 
     Attributes:
         says_more: whether its news hold more than tokens.
+        guide: where it is in its grammar; None if it is free.
     """
 
     live: _Request
     index: int
     seed: int
     says_more: bool
+    guide: Guide | None
 
 
 class _Scores(NamedTuple):
@@ -88,12 +98,16 @@ class EngineCore:
             self.memory.num_pages, self.memory.page_size, config.enable_prefix_caching
         )
         self._scheduler = Scheduler(scheduling, self._pool)
-        declared = source.generation_config.get("eos_token_id")
-        self._eos = frozenset((*source.config.eos_token_ids, *token_ids(declared)))
+        self._eos = source.eos_token_ids
         self._seeds = random.Random(config.seed)
         self._requests: dict[str, _Request] = {}
         self._owner: dict[Sequence, _Owner] = {}
         self._in_flight: deque[InFlight] = deque()
+        self._grammars = Grammars(
+            partial(load_tokenizer, config, source), self.vocab_size, self._eos
+        )
+        self._compiling: list[tuple[_Request, Compiled]] = []
+        self._num_guided = 0
         self._num_sequences = self._num_steps = 0
         self._prompt_tokens = self._generation_tokens = 0
         self._cause_of_death: str | None = None
@@ -104,7 +118,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._in_flight)
+        return self._scheduler.has_work or bool(self._in_flight or self._compiling)
 
     def fileno(self) -> None:
         """No other process has news for `step`."""
@@ -124,8 +138,12 @@ class EngineCore:
         params = request.params
         assert params.max_tokens is not None, "the front sets max_tokens"
         stops = frozenset(params.stop_token_ids or ())
-        eos = frozenset() if params.ignore_eos else self._eos
-        limits = SequenceLimits(params.max_tokens, params.min_tokens, stops | eos, eos - stops)
+        # Where a grammar can but end, it does, whatever else was asked for.
+        guided = bool(request.grammar)
+        eos = frozenset() if params.ignore_eos and not guided else self._eos
+        min_tokens = 0 if guided else params.min_tokens
+        limits = SequenceLimits(params.max_tokens, min_tokens, stops | eos, eos - stops)
+        compiled = self._grammars.compile(request.grammar) if guided else None
         scores: list[Candidates] | None = None if params.prompt_logprobs is None else []
         live = _Request(request, prompt_scores=scores)
         for index in range(params.n):
@@ -139,13 +157,18 @@ class EngineCore:
                 reads_prefix_cache=index > 0 or params.prompt_logprobs is None,
                 parent=live.sequences[0] if index else None,
             )
-            self._scheduler.add(sequence)
+            if compiled is None:
+                self._scheduler.add(sequence)
             self._num_sequences += 1
             live.sequences[index] = sequence
             seed = self._seeds.getrandbits(64) if params.seed is None else params.seed + index
             says_more = params.logprobs is not None or (index == 0 and scores is not None)
-            self._owner[sequence] = _Owner(live, index, seed, says_more)
+            guide = None if compiled is None else Guide(compiled)
+            self._owner[sequence] = _Owner(live, index, seed, says_more, guide)
         self._requests[request.request_id] = live
+        if compiled is not None:
+            self._compiling.append((live, compiled))
+            self._num_guided += params.n
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
         """End a request, or one of its sequences. An id that is not live is ignored."""
@@ -167,21 +190,24 @@ class EngineCore:
         call raises EngineDead.
         """
         self._check_alive()
+        news: list[SequenceOutput] = []
         try:
+            if self._compiling:
+                news += self._queue_compiled()
             plan = self._scheduler.schedule()
             if plan is not None:
-                self._launch(plan)
+                self._launch(plan, news)
             if self._in_flight and (plan is None or len(self._in_flight) > 1):
-                return self._read(self._in_flight.popleft())
-            return []
+                news += self._read(self._in_flight.popleft())
+            return news
         except Exception as error:
-            return self._die(error)
+            return [*news, *self._die(error)]
 
     def stats(self) -> EngineStats:
         scheduler, pool = self._scheduler, self._pool
         return EngineStats(
             num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
+            num_waiting=scheduler.num_waiting + self._num_compiling,
             kv_cache_usage=scheduler.kv_usage,
             num_pages=self.memory.num_pages - 1,
             num_free_pages=pool.num_free,
@@ -207,20 +233,71 @@ class EngineCore:
             self.abort(request_id)
         self._in_flight.clear()
         self._cause_of_death = self._cause_of_death or "the engine was closed"
+        self._grammars.close()
         self._runner.close()
 
-    def _launch(self, plan: StepPlan) -> None:
+    @property
+    def _num_compiling(self) -> int:
+        return sum(len(live.sequences) for live, _ in self._compiling)
+
+    def _queue_compiled(self) -> list[SequenceOutput]:
+        """Queue the requests whose grammars are there; end those whose grammar cannot be."""
+        idle = not (self._scheduler.has_work or self._in_flight)
+        futures = [compiled for _, compiled in self._compiling]
+        wait(futures, _PATIENCE if idle else 0, FIRST_COMPLETED)
+        done = [each for each in self._compiling if each[1].done()]
+        self._compiling = [each for each in self._compiling if each not in done]
+        ended: list[SequenceOutput] = []
+        for live, compiled in done:
+            failure = compiled.exception()
+            for index, sequence in list(live.sequences.items()):
+                if failure is None:
+                    self._scheduler.add(sequence)
+                else:
+                    self._forget(sequence)
+                    ended.append(_ending(live, index, "abort", str(failure)))
+        return ended
+
+    def _launch(self, plan: StepPlan, news: list[SequenceOutput]) -> None:
+        """Enqueue a step; what is read for its sake goes to the news."""
         now = time.time()
         for sequence in plan.admitted:
             owner = self._owner[sequence]
             owner.live.first_scheduled = owner.live.first_scheduled or now
             params, stops = owner.live.request.params, sequence.limits.stop_token_ids
-            self._runner.admit(sequence, SlotRequest(params, owner.seed, stops))
-        self._in_flight.append(self._runner.launch(plan))
+            guided = owner.guide is not None
+            self._runner.admit(sequence, SlotRequest(params, owner.seed, stops, guided))
+        if self._num_guided and self._guided_rows(plan):
+            self._in_flight.append(self._launch_guided(plan, news))
+        else:
+            self._in_flight.append(self._runner.launch(plan))
         self._num_steps += 1
         for row in plan.rows:
             if (num_left := len(row.sequence.prompt) - row.start) > 0:
                 self._prompt_tokens += min(row.length, num_left)
+
+    def _launch_guided(self, plan: StepPlan, news: list[SequenceOutput]) -> InFlight:
+        """Enqueue a step with rows whose grammars say what may come next.
+
+        That takes their last tokens, so the step before is read first. Meanwhile the device runs
+        this one: only the choice of its tokens waits.
+        """
+        started = self._runner.start(plan)
+        while self._in_flight:
+            news += self._read(self._in_flight.popleft())
+        if rows := self._guided_rows(plan):  # those that have not ended just now
+            slots, guides = zip(*rows, strict=True)
+            self._runner.load_masks(list(slots), self._grammars.masks(guides))
+        return self._runner.finish(started)
+
+    def _guided_rows(self, plan: StepPlan) -> list[tuple[int, Guide]]:
+        """Slots and guides of the rows that a grammar says the next token of."""
+        rows = []
+        for row in plan.rows:
+            owner = self._owner.get(row.sequence) if row.samples else None
+            if owner is not None and owner.guide is not None:
+                rows.append((row.slot, owner.guide))
+        return rows
 
     def _read(self, step: InFlight) -> list[SequenceOutput]:
         result = step.read()
@@ -237,7 +314,7 @@ class EngineCore:
         logprobs, prompt_logprobs = self._scores(owner, event, result) if owner.says_more else _NONE
         if reason is not None:
             self._forget(sequence)
-        return SequenceOutput(
+        news = SequenceOutput(
             request_id=live.request.request_id,
             index=owner.index,
             token_ids=[event.token],
@@ -248,6 +325,23 @@ class EngineCore:
             num_cached_tokens=sequence.num_cached,
             first_scheduled_time=live.first_scheduled,
         )
+        return news if owner.guide is None else self._guided(owner.guide, event, news)
+
+    def _guided(self, guide: Guide, event: TokenEvent, news: SequenceOutput) -> SequenceOutput:
+        """The news, telling the sequence's end if its grammar is complete with the token."""
+        if event.finish_reason is FinishReason.STOP:
+            return news  # by a stop token, which is no part of the text
+        guide.advance(event.token)
+        if not guide.is_complete:
+            return news
+        error = guide.error
+        if event.finish_reason is None:
+            reason = FinishReason.ABORT if error else FinishReason.STOP
+            self._scheduler.finish([event.sequence.sequence_id], reason)
+            self._forget(event.sequence)
+        if error:
+            return replace(news, finish_reason="abort", error=error)
+        return replace(news, finish_reason="stop", ended_by_text=True)
 
     def _scores(self, owner: _Owner, event: TokenEvent, result: StepResult) -> _Scores:
         """Log-probabilities of the new token and, once, of the prompt, as far as asked for."""
@@ -278,6 +372,7 @@ class EngineCore:
 
     def _forget(self, sequence: Sequence) -> None:
         owner = self._owner.pop(sequence)
+        self._num_guided -= owner.guide is not None
         del owner.live.sequences[owner.index]
         if not owner.live.sequences:
             del self._requests[owner.live.request.request_id]
@@ -298,6 +393,8 @@ class EngineCore:
         self._owner.clear()
         self._requests.clear()
         self._in_flight.clear()
+        self._compiling.clear()
+        self._num_guided = 0
         return ended
 
 

@@ -155,6 +155,7 @@ def load_engine(config: EngineConfig, *, separate_process: bool = False) -> Engi
         vocab_size=core.vocab_size,
         max_logprobs=config.max_logprobs,
         default_params=defaults,
+        eos_token_ids=source.eos_token_ids,
         has_priorities=config.scheduling_policy == "priority",
     )
     return Engine(core, front)

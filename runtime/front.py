@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 from paged.models.chat_template import ChatTemplateError, Message
 from paged.models.tokenizer import Tokenizer
 from paged.runtime.errors import InvalidRequest
+from paged.runtime.grammar import grammar_of
 from paged.runtime.messages import EngineRequest
 from paged.runtime.sampling_params import SamplingParams
 
@@ -64,6 +65,7 @@ class Front:
         vocab_size: token ids are below it.
         max_logprobs: most log-probabilities at a position.
         default_params: for requests without parameters.
+        eos_token_ids: tokens that end an answer.
         has_priorities: whether the scheduler heeds priorities.
     """
 
@@ -72,6 +74,7 @@ class Front:
     vocab_size: int
     max_logprobs: int
     default_params: SamplingParams
+    eos_token_ids: frozenset[int] = frozenset()
     has_priorities: bool = False
 
     def prepare(
@@ -101,17 +104,24 @@ class Front:
         for each in zip(request_ids, parts, params, priorities, strict=True):
             request_id, part, wanted, priority = each
             assert part.token_ids is not None
-            self._check_prompt(part.token_ids)
+            if not part.token_ids:
+                raise InvalidRequest(
+                    "the prompt is empty; it must hold at least one token", "prompt"
+                )
+            # First: a prompt that is too long need not be looked through.
+            resolved = self._resolve(wanted, len(part.token_ids))
+            check_ids(part.token_ids, self.vocab_size, "prompt")
             self._check_priority(priority)
             _check_text(request_id, "request_id")
             _check_salt(part.cache_salt)
             request = EngineRequest(
                 request_id=request_id,
                 prompt_token_ids=part.token_ids,
-                params=self._resolve(wanted, len(part.token_ids)),
+                params=resolved,
                 priority=priority,
                 arrival_time=arrival,
                 cache_salt=part.cache_salt,
+                grammar=self._grammar(wanted),
             )
             prepared.append(Prepared(request, part.text))
         return prepared
@@ -168,11 +178,6 @@ class Front:
             for part in parts
         ]
 
-    def _check_prompt(self, token_ids: list[int]) -> None:
-        if not token_ids:
-            raise InvalidRequest("the prompt is empty; it must hold at least one token", "prompt")
-        check_ids(token_ids, self.vocab_size, "prompt")
-
     def _check_priority(self, priority: int) -> None:
         if not isinstance(priority, int) or not -(2**63) <= priority < 2**63:
             raise InvalidRequest("priority must be a 64-bit integer", "priority")
@@ -184,7 +189,7 @@ class Front:
             )
 
     def _resolve(self, params: SamplingParams | None, num_prompt_tokens: int) -> SamplingParams:
-        """Checked parameters with max_tokens set."""
+        """Checked parameters with max_tokens set; a grammar travels beside them."""
         room = self.max_model_len - num_prompt_tokens
         explicit = params is not None and params.max_tokens is not None
         params = self.default_params if params is None else params
@@ -192,8 +197,25 @@ class Front:
         if room < 1 or (explicit and wanted is not None and wanted > room):
             raise self._too_long(num_prompt_tokens, wanted)
         self._check_params(params)
+        if params.bad_words:
+            banned = [*(params.banned_token_ids or ()), *self._tokens_of(params.bad_words)]
+            params = replace(params, banned_token_ids=banned, bad_words=None)
         max_tokens = room if wanted is None else min(wanted, room)
-        return params if max_tokens == wanted else replace(params, max_tokens=max_tokens)
+        if max_tokens == wanted and params.structured_outputs is None:
+            return params
+        return replace(params, max_tokens=max_tokens, structured_outputs=None)
+
+    def _grammar(self, params: SamplingParams | None) -> str:
+        """What the output must follow; "" if it is free."""
+        if params is None or params.structured_outputs is None:
+            return ""
+        if self.tokenizer is None:
+            raise InvalidRequest(
+                "structured outputs need a tokenizer; the engine was started with "
+                "skip_tokenizer_init",
+                "structured_outputs",
+            )
+        return grammar_of(params.structured_outputs, self.tokenizer, self.vocab_size)
 
     def _too_long(self, num_prompt_tokens: int, max_tokens: int | None) -> InvalidRequest:
         output = f"{max_tokens}" if max_tokens is not None else "at least 1"
@@ -223,6 +245,35 @@ class Front:
             _check_text(stop, "stop")
         check_ids(params.stop_token_ids or (), self.vocab_size, "stop_token_ids")
         check_ids(params.logit_bias or (), self.vocab_size, "logit_bias")
+        check_ids(params.allowed_token_ids or (), self.vocab_size, "allowed_token_ids")
+        check_ids(params.banned_token_ids or (), self.vocab_size, "banned_token_ids")
+        ends = {*(params.stop_token_ids or ()), *self.eos_token_ids}
+        if params.min_tokens and params.allowed_token_ids and {*params.allowed_token_ids} <= ends:
+            raise InvalidRequest(
+                "allowed_token_ids must hold one that does not end the output, for min_tokens is "
+                f"{params.min_tokens}",
+                "allowed_token_ids",
+            )
+
+    def _tokens_of(self, words: Sequence[str]) -> list[int]:
+        """The tokens that stand for these words, alone and behind a space."""
+        if self.tokenizer is None:
+            raise InvalidRequest(
+                "bad_words need a tokenizer; the engine was started with skip_tokenizer_init",
+                "bad_words",
+            )
+        for word in words:
+            _check_text(word, "bad_words")
+        spellings = [each for word in words for each in (word, f" {word.lstrip()}")]
+        encoded = self._encode(spellings, add_special_tokens=False)
+        longest = max(map(len, encoded))
+        if longest > 1:
+            raise InvalidRequest(
+                f"bad_words must be one token each, with and without a space before them; one of "
+                f"them is {longest}",
+                "bad_words",
+            )
+        return sorted({token for token_ids in encoded for token in token_ids})
 
 
 def take_apart(prompt: Prompt, cache_salt: str) -> Parts:

@@ -8,12 +8,14 @@ import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from operator import index
 from typing import Any, Self, cast
 
 from tqdm import tqdm
 
 from paged.models.chat_template import Message, Tool
 from paged.models.tokenizer import Tokenizer
+from paged.runtime.beam_search import BeamSearchParams, begin_search
 from paged.runtime.engine import Engine, engine_config, load_engine
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.front import Front, Prepared, Prompt
@@ -89,6 +91,32 @@ class LLM:
             [each or 0 for each in _one_each(priority, len(many), "priority")],
         )
         return self._run(prepared, use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """The likeliest continuations of each prompt, best first; see `generate` for the rest.
+
+        A result's sequences are ranked by `cumulative_logprob / len(token_ids) ** length_penalty`.
+        """
+        many, front = _list_of_prompts(prompts), self._front
+        ids = [str(next(self._ids)) for _ in many]
+        whole = front.prepare_all(ids, many, [params.whole] * len(many), [0] * len(many))
+        searches = [begin_search(front, prepared, params) for prepared in whole]
+        with tqdm(total=len(many), desc="Beam search", disable=not use_tqdm) as progress:
+            while running := [search for search in searches if search.alive]:
+                progress.update(len(many) - len(running) - progress.n)
+                asked = [search.prompts() for search in running]
+                flat = [prompt for each in asked for prompt in each]
+                answers = iter(self.generate(flat, params.one_token, use_tqdm=False))
+                for search, each in zip(running, asked, strict=True):
+                    search.advance(list(itertools.islice(answers, len(each))))
+            progress.update(len(many) - progress.n)
+        return [search.result(front.tokenizer) for search in searches]
 
     def chat(
         self,
@@ -253,9 +281,25 @@ def _final_only(params: SamplingParams) -> SamplingParams:
 
 def _list_of_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Text, a dict and a list of integers are one prompt; any other list is many."""
-    if isinstance(prompts, str | Mapping) or (len(prompts) and hasattr(prompts[0], "__index__")):
-        return [cast(Prompt, prompts)]
-    return list(cast(Sequence[Prompt], prompts))
+    if isinstance(prompts, str | bytes | Mapping):
+        return [prompts]
+    try:
+        is_one = len(prompts) > 0 and _is_token_id(prompts[0])
+    except TypeError:
+        raise InvalidRequest(
+            "prompts must be text, token ids, a dict, or a list of these, got a "
+            f"{type(prompts).__name__}"
+        ) from None
+    return [cast(Prompt, prompts)] if is_one else list(cast(Sequence[Prompt], prompts))
+
+
+def _is_token_id(value: object) -> bool:
+    """Whether it is one number; an array has what makes an index of one, but may hold many."""
+    try:
+        index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
 
 
 def _one_each[T](value: T | Sequence[T] | None, number: int, name: str) -> list[T | None]:

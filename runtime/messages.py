@@ -22,6 +22,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
         priority: lower first, under the priority policy.
         arrival_time: seconds, `time.time`.
         cache_salt: keeps prefix cache entries apart; "" shares.
+        grammar: that the output must follow, as `paged.runtime.grammar` writes it; "" for none.
     """
 
     request_id: str
@@ -30,6 +31,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     priority: int = 0
     arrival_time: float = 0.0
     cache_salt: str = ""
+    grammar: str = ""
 
 
 class Candidates(msgspec.Struct, frozen=True, array_like=True):
@@ -59,7 +61,10 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
             of sequence 0, if asked for.
         finish_reason: set on the last news: "stop", "length", "abort" or "error".
         stop_reason: the stop token id that ended it; None for end-of-sequence.
-        error: what went wrong, when finish_reason is "error".
+        error: what went wrong: with the engine when finish_reason is "error", with this sequence
+            alone when it is "abort".
+        ended_by_text: whether the last token belongs to the text although finish_reason is "stop":
+            a grammar was complete with it.
         num_cached_tokens: prompt tokens found in the prefix cache.
         first_scheduled_time: seconds, `time.time`.
     """
@@ -74,6 +79,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error: str | None = None
     num_cached_tokens: int = 0
     first_scheduled_time: float | None = None
+    ended_by_text: bool = False
 
 
 class EngineStats(msgspec.Struct, frozen=True):

@@ -156,7 +156,8 @@ class OutputProcessor:
             output.finish_reason, output.stop_reason = "stop", sequence.text.stop_string
             return item.finish_reason is None
         output.finish_reason, output.stop_reason = item.finish_reason, item.stop_reason
-        output.error = item.error
+        if item.error is not None:
+            output.finish_reason, output.error = "error", item.error
         return False
 
     def _note_times(self, live: _Request, item: SequenceOutput, now: float) -> None:
@@ -171,7 +172,8 @@ class OutputProcessor:
         """Add tokens and their text, up to the end of a stop string."""
         params, output, text = live.request.params, sequence.output, sequence.text
         # The token that ended it is no part of the text, unless asked for.
-        hidden = item.finish_reason == "stop" and not params.include_stop_str_in_output
+        ended_by_token = item.finish_reason == "stop" and not item.ended_by_text
+        hidden = ended_by_token and not params.include_stop_str_in_output
         num_shown = len(item.token_ids) - hidden
         for position, token in enumerate(item.token_ids):
             output.token_ids.append(token)

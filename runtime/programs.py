@@ -13,10 +13,11 @@ from jax.stages import Compiled
 from paged.cache import PagedKVCache, copy_pages
 from paged.runtime.buckets import Bucket
 from paged.runtime.compiler import Job, Key, compile_all, memory_to_run
-from paged.runtime.sampler import SamplingMode, load_history, load_rules
+from paged.runtime.sampler import SamplingMode, load_history, load_masks, load_rules, num_words
 from paged.runtime.steps import (
     COPY_ROOM,
     HISTORY_ROOM,
+    MASK_ROOM,
     NUM_RULES,
     UPDATE_ROOM,
     StepShapes,
@@ -118,6 +119,8 @@ def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
     yield ("load_history",), Job(load_history, history, (0,))
     rules = (_int32(NUM_RULES), jax.ShapeDtypeStruct((NUM_RULES,), jnp.float32), _int32(NUM_RULES))
     yield ("load_rules",), Job(load_rules, (state, number, *rules), (0,))
+    masks = _int32(MASK_ROOM, num_words(shapes.model.vocab_size))
+    yield ("load_masks",), Job(load_masks, (state, _int32(MASK_ROOM), masks), (0,))
 
 
 def _int32(*shape: int) -> jax.ShapeDtypeStruct:

@@ -17,12 +17,13 @@ from paged.runtime.batch import SlotSampling, pack, pack_updates
 from paged.runtime.buckets import Bucket
 from paged.runtime.plan import PageCopy, Row, StepPlan
 from paged.runtime.programs import Programs
-from paged.runtime.sampler import SamplingMode, TokenLogprobs
+from paged.runtime.sampler import EVERY_TOKEN, SamplingMode, TokenLogprobs
 from paged.runtime.sampling_params import SamplingParams
 from paged.runtime.sequence import Sequence
 from paged.runtime.steps import (
     COPY_ROOM,
     HISTORY_ROOM,
+    MASK_ROOM,
     NUM_RULES,
     UPDATE_ROOM,
     ForwardOut,
@@ -42,18 +43,20 @@ class SlotRequest:
         params: of its request.
         seed: 64 bits, its own.
         stop_token_ids: every id that would end it, masked before min_tokens.
+        guided: whether each of its tokens waits for a mask.
     """
 
     params: SamplingParams
     seed: int
     stop_token_ids: frozenset[int]
+    guided: bool = False
 
     @property
     def mode(self) -> SamplingMode:
         params = self.params
         if params.logprobs is not None:
             return SamplingMode.LOGPROBS
-        if self.has_history or self.rules:
+        if self.has_history or self.rules or self.guided:
             return SamplingMode.ADJUSTED
         if params.greedy:
             return SamplingMode.GREEDY
@@ -73,10 +76,13 @@ class SlotRequest:
     @property
     def rules(self) -> list[tuple[int, float, int]]:
         """(token, bias, number of output tokens up to which it holds)."""
-        rules = [(token, bias, FOREVER) for token, bias in (self.params.logit_bias or {}).items()]
-        if self.params.min_tokens > 0:
-            until = self.params.min_tokens
-            rules += [(token, -np.inf, until) for token in sorted(self.stop_token_ids)]
+        params = self.params
+        rules = [(token, bias, FOREVER) for token, bias in (params.logit_bias or {}).items()]
+        rules += [(token, np.inf, FOREVER) for token in params.allowed_token_ids or ()]
+        rules += [(token, -np.inf, FOREVER) for token in params.banned_token_ids or ()]
+        if params.min_tokens > 0:
+            stops = sorted(self.stop_token_ids)
+            rules += [(token, -np.inf, params.min_tokens) for token in stops]
         return rules
 
 
@@ -92,6 +98,20 @@ class StepResult:
 
     tokens: NDArray[np.int32]
     logprobs: TokenLogprobs | None
+    prompt_logprobs: TokenLogprobs | None
+
+
+@dataclass(frozen=True)
+class Started:
+    """A step whose forward program is enqueued, and whose tokens are not chosen yet.
+
+    Attributes:
+        slots: of its rows.
+    """
+
+    plan: StepPlan
+    slots: NDArray[np.int32]
+    out: ForwardOut
     prompt_logprobs: TokenLogprobs | None
 
 
@@ -125,6 +145,7 @@ class StepRunner:
         self._modes: NDArray[np.int8] = np.zeros(shapes.buckets.max_num_seqs, np.int8)
         self._scoring: set[int] = set()
         self._ruled: set[int] = set()
+        self._masked: set[int] = set()
         if jax.default_backend() != "cpu":
             self._run_each_step_once()
 
@@ -154,11 +175,17 @@ class StepRunner:
             sequence.slot
         )
         self._load_rules(sequence.slot, request.rules)
+        if not request.guided and sequence.slot in self._masked:
+            self._forget_mask(sequence.slot)
         if request.has_history:
             self._load_history(sequence.slot, sequence)
 
     def launch(self, plan: StepPlan) -> InFlight:
         """Enqueue one step."""
+        return self.finish(self.start(plan))
+
+    def start(self, plan: StepPlan) -> Started:
+        """Enqueue all of a step but the choice of its tokens."""
         scores = bool(self._scoring) and any(self._scores_prompt(row) for row in plan.rows)
         bucket = self.shapes.buckets.pick(plan, scores_prompt=scores)
         layout = self.shapes.layout(bucket)
@@ -170,8 +197,25 @@ class StepRunner:
         self._cache, self._slots, out = self._programs["forward", bucket](
             self._params, self._cache, self._slots, packed
         )
-        sampled = self._sample(layout.slots(packed, len(plan.rows)), out)
-        result = InFlight(plan, sampled, self._score(plan, bucket, out) if scores else None)
+        prompt_logprobs = self._score(plan, bucket, out) if scores else None
+        return Started(plan, layout.slots(packed, len(plan.rows)), out, prompt_logprobs)
+
+    def load_masks(self, slots: list[int], masks: NDArray[np.int32]) -> None:
+        """Say which tokens may come next in slots that have a grammar: masks [len(slots), W]."""
+        self._masked.update(slots)
+        for start in range(0, len(slots), MASK_ROOM):
+            part = slots[start : start + MASK_ROOM]
+            padded = np.zeros((MASK_ROOM, masks.shape[1]), np.int32)
+            padded[: len(part)] = masks[start : start + MASK_ROOM]
+            places = np.full(MASK_ROOM, self.shapes.buckets.max_num_seqs, np.int32)
+            places[: len(part)] = part
+            inputs = jax.device_put((places, padded))
+            self._sampler = self._programs[("load_masks",)](self._sampler, *inputs)
+
+    def finish(self, step: Started) -> InFlight:
+        """Enqueue the choice of a started step's tokens. Steps are finished in their order."""
+        sampled = self._sample(step.slots, step.out)
+        result = InFlight(step.plan, sampled, step.prompt_logprobs)
         for array in jax.tree.leaves((result.sampled, result.prompt_logprobs)):
             array.copy_to_host_async()
         return result
@@ -250,6 +294,11 @@ class StepRunner:
             tokens[i], bias[i], until[i] = rule
         inputs = jax.device_put((np.int32(slot), tokens, bias, until))
         self._sampler = self._programs[("load_rules",)](self._sampler, *inputs)
+
+    def _forget_mask(self, slot: int) -> None:
+        num_words = self._sampler.allowed.shape[1]
+        self.load_masks([slot], np.full((1, num_words), EVERY_TOKEN, np.int32))
+        self._masked.discard(slot)
 
     def _load_history(self, slot: int, sequence: Sequence) -> None:
         known = sequence.tokens(0, sequence.num_tokens)

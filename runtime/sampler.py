@@ -24,7 +24,14 @@ from jax import lax
 from paged.runtime.config import MAX_LOGPROBS
 from paged.truncation import truncation_thresholds
 
+EVERY_TOKEN = -1
+"""A word of a token mask with all its bits set."""
+
+_BITS = 32
 _NEVER = jnp.finfo(jnp.float32).min
+# What rules leave at least of the tokens that a grammar allows, so that they stay above all others
+# even where rules forbid every one of them; at any temperature it is neither -inf nor likely.
+_LAST_RESORT = -1e30
 # Neighbours in the vocabulary that are looked at together: about the root of its size divided by
 # MAX_LOGPROBS, so that as many maxima of groups are sorted as tokens of the groups that are kept.
 _GROUP = 64
@@ -69,14 +76,18 @@ class SamplingRows:
 
 @struct.dataclass
 class SamplerState:
-    """Per-slot memory of sequences with penalties or token rules; others leave it untouched.
+    """Per-slot memory of sequences with penalties, token rules or a grammar.
+
+    Others leave it untouched.
 
     Attributes:
         output_counts: [S, V] int16 occurrences of each token in the output.
         in_prompt: [S, V] bool.
         rule_token: [S, K] int32 token a rule is about; V or more is no rule.
-        rule_bias: [S, K] float32 added to its logit.
+        rule_bias: [S, K] float32 added to its logit; with inf among them, only tokens that have
+            it can be chosen.
         rule_until: [S, K] int32, number of output tokens up to which the rule holds.
+        allowed: [S, W] int32, a bit for each token that may come next, 32 to a word.
     """
 
     output_counts: jax.Array
@@ -84,6 +95,7 @@ class SamplerState:
     rule_token: jax.Array
     rule_bias: jax.Array
     rule_until: jax.Array
+    allowed: jax.Array
 
     @classmethod
     def zeros(cls, num_slots: int, vocab_size: int, num_rules: int) -> SamplerState:
@@ -94,6 +106,7 @@ class SamplerState:
             rule_token=jnp.full(rules, vocab_size, jnp.int32),
             rule_bias=jnp.zeros(rules, jnp.float32),
             rule_until=jnp.zeros(rules, jnp.int32),
+            allowed=jnp.full((num_slots, num_words(vocab_size)), EVERY_TOKEN, jnp.int32),
         )
 
 
@@ -110,6 +123,11 @@ class TokenLogprobs:
     rank: jax.Array
     top_logprob: jax.Array
     top_token: jax.Array
+
+
+def num_words(vocab_size: int) -> int:
+    """Words of a token mask."""
+    return -(-vocab_size // _BITS)
 
 
 def token_logprobs(logits: jax.Array, tokens: jax.Array) -> TokenLogprobs:
@@ -156,6 +174,7 @@ def choose_tokens(
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
     if state is not None:
         logits = _penalise(_apply_rules(logits, rows, state), rows, state)
+        logits = _restrict(logits, state.allowed[rows.slots])
     greedy = rows.temperature == 0
     temperature = jnp.where(greedy, 1.0, rows.temperature)
     scores = logits / temperature[:, None]
@@ -207,11 +226,29 @@ def load_rules(
     )
 
 
+def load_masks(state: SamplerState, slots: jax.Array, masks: jax.Array) -> SamplerState:
+    """Set what may come next: masks [C, W] (see `SamplerState`) of slots [C], beyond S for none."""
+    return replace(state, allowed=state.allowed.at[slots].set(masks, mode="drop"))
+
+
+def _restrict(logits: jax.Array, allowed: jax.Array) -> jax.Array:
+    """Logits [R, V] where the masks [R, W] say so; a row without a mask is left as it is."""
+    num_rows, vocab_size = logits.shape
+    bits = (allowed[:, :, None] >> jnp.arange(_BITS)) & 1
+    bits = bits.reshape(num_rows, -1)[:, :vocab_size]
+    has_mask = jnp.any(allowed != EVERY_TOKEN, axis=1, keepdims=True)
+    lowest = jnp.where(has_mask, _LAST_RESORT, -jnp.inf)
+    return jnp.where(bits != 0, jnp.maximum(logits, lowest), -jnp.inf)
+
+
 def _apply_rules(logits: jax.Array, rows: SamplingRows, state: SamplerState) -> jax.Array:
     holds = rows.output_index[:, None] < state.rule_until[rows.slots]
     bias = jnp.where(holds, state.rule_bias[rows.slots], 0.0)
-    row = jnp.arange(logits.shape[0])[:, None]
-    return logits.at[row, state.rule_token[rows.slots]].add(bias, mode="drop")
+    place = (jnp.arange(logits.shape[0])[:, None], state.rule_token[rows.slots])
+    allows = bias == jnp.inf
+    allowed = jnp.zeros(logits.shape, jnp.bool_).at[place].max(allows, mode="drop")
+    logits = jnp.where(allowed | ~allows.any(axis=1, keepdims=True), logits, -jnp.inf)
+    return logits.at[place].add(jnp.where(allows, 0.0, bias), mode="drop")
 
 
 def _penalise(logits: jax.Array, rows: SamplingRows, state: SamplerState) -> jax.Array:

@@ -10,6 +10,7 @@ from operator import index
 from typing import Any
 
 from paged.runtime.errors import ConfigError, InvalidRequest, Unsupported
+from paged.runtime.structured_outputs import StructuredOutputsParams
 
 MAX_N = 128
 MAX_STOP_STRINGS = 64
@@ -21,6 +22,7 @@ _NUMBERS = (
     *("temperature", "top_p", "min_p"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
+_TOKEN_LISTS = ("stop_token_ids", "allowed_token_ids", "banned_token_ids")
 _OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
 
 
@@ -46,6 +48,10 @@ class SamplingParams:
         presence_penalty, frequency_penalty: subtracted from the logits of output tokens, once
             and per occurrence.
         logit_bias: added to the logits of these token ids.
+        allowed_token_ids: only these can be chosen.
+        banned_token_ids: these never are.
+        bad_words: texts that the output must not hold, one token each with or without a space
+            before it; the engine bans those tokens.
         seed: makes the tokens reproducible; sequence i of n uses seed + i.
         max_tokens: output tokens at most; None leaves it to the model's length.
         min_tokens: no end before this many output tokens.
@@ -57,6 +63,7 @@ class SamplingParams:
         detokenize: False gives token ids alone; needs no tokenizer.
         skip_special_tokens: leave special tokens out of the text.
         output_kind: what each streamed output holds.
+        structured_outputs: what form the output must have; it ends when that is complete.
 
     Raises:
         InvalidRequest: a value out of its range or of another type; names the field, the value
@@ -72,6 +79,9 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    banned_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
@@ -85,11 +95,13 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         _make_plain(self)
         _check_ranges(self)
         _check_stops(self)
+        _check_structured(self)
         if self.n > 1 and self.greedy:
             raise InvalidRequest(
                 f"n must be 1 when using greedy sampling (temperature 0), got {self.n}", "n"
@@ -99,13 +111,7 @@ class SamplingParams:
                 "spaces_between_special_tokens=False is not supported",
                 "spaces_between_special_tokens",
             )
-        num_rules = len(self.logit_bias or ()) + len(self.stop_token_ids or ())
-        if num_rules > MAX_TOKEN_RULES:
-            raise InvalidRequest(
-                f"logit_bias and stop_token_ids may name {MAX_TOKEN_RULES} tokens together, "
-                f"got {num_rules}",
-                "logit_bias",
-            )
+        _check_rules(self)
 
     @property
     def greedy(self) -> bool:
@@ -142,8 +148,9 @@ def _make_plain(params: SamplingParams) -> None:
         convert(name, "an integer", index)
     for name in _NUMBERS:
         convert(name, "a number", _number)
-    if params.stop_token_ids is not None:
-        convert("stop_token_ids", "a list of token ids", lambda ids: [index(each) for each in ids])
+    for name in _TOKEN_LISTS:
+        if getattr(params, name) is not None:
+            convert(name, "a list of token ids", lambda ids: [index(each) for each in ids])
     if params.logit_bias is not None:
         convert("logit_bias", "a dict of token ids to numbers", _biases)
 
@@ -199,6 +206,35 @@ def _check_stops(params: SamplingParams) -> None:
         raise InvalidRequest(f"stop may hold {MAX_STOP_STRINGS} strings, got {len(stops)}", "stop")
     if stops and not params.detokenize:
         raise InvalidRequest("stop strings need detokenize=True", "stop")
+
+
+def _check_rules(params: SamplingParams) -> None:
+    """Each token that a request says something about takes a place on the device."""
+    allowed = params.allowed_token_ids
+    if allowed is not None and {*allowed} <= {*(params.banned_token_ids or ())}:
+        raise InvalidRequest(
+            "allowed_token_ids must hold one that is not banned", "allowed_token_ids"
+        )
+    names = ("allowed_token_ids", "banned_token_ids", "stop_token_ids", "logit_bias")
+    num_rules = {name: len(getattr(params, name) or ()) for name in names}
+    if sum(num_rules.values()) > MAX_TOKEN_RULES:
+        raise InvalidRequest(
+            f"{', '.join(names)} and bad_words may name {MAX_TOKEN_RULES} tokens together, "
+            f"got {sum(num_rules.values())}",
+            max(names, key=lambda name: num_rules[name]),
+        )
+    if not all(isinstance(word, str) and word.strip() for word in params.bad_words or ()):
+        raise InvalidRequest("bad_words must be texts with more than spaces in them", "bad_words")
+    if len(params.bad_words or ()) > MAX_TOKEN_RULES:
+        raise InvalidRequest(f"bad_words may hold {MAX_TOKEN_RULES} texts", "bad_words")
+
+
+def _check_structured(params: SamplingParams) -> None:
+    name = "structured_outputs"
+    value: object = params.structured_outputs
+    if not isinstance(value, StructuredOutputsParams | None):
+        found = type(value).__name__
+        raise InvalidRequest(f"{name} must be StructuredOutputsParams, got {found}", name)
 
 
 def with_model_defaults(defaults: dict[str, Any]) -> SamplingParams:

@@ -42,10 +42,11 @@ from paged.runtime.sampler import (
 from paged.runtime.sampling_params import MAX_TOKEN_RULES
 
 # What one call of a small program takes: pages to copy, table entries to change, known tokens to
-# count. Whoever has more calls again.
+# count, slots to give a token mask. Whoever has more calls again.
 COPY_ROOM = 64
 UPDATE_ROOM = 4096
 HISTORY_ROOM = 1024
+MASK_ROOM = 32
 NUM_RULES = MAX_TOKEN_RULES + 64
 _SCORE_ROWS = 64
 

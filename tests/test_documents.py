@@ -12,7 +12,13 @@ import paged
 from paged.http.cli import parse
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "docs/models.md")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "benchmarks/README.md",
+    "docs/api.md",
+    "docs/models.md",
+)
 README = (ROOT / "README.md").read_text()
 
 

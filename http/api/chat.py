@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from dataclasses import replace
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paged.http.api.answers import AnswerFormat, prompt_end
 from paged.http.api.body import json_response, read_body
 from paged.http.api.chat_stream import chat_events
-from paged.http.api.conversation import chat_prompt
+from paged.http.api.conversation import chat_prompt, echoed
 from paged.http.api.disconnect import while_connected
 from paged.http.api.fields import CHAT_NEUTRAL
 from paged.http.api.generation import generate
 from paged.http.api.job import Job, Tally, make_job, sampling_params
-from paged.http.api.logprobs import chat_logprobs, prompt_logprobs
-from paged.http.api.protocol import AssistantMessage, ChatChoice, ChatCompletion, ChatRequest
+from paged.http.api.logprobs import TokenSpeller, chat_logprobs, prompt_logprobs
+from paged.http.api.message import AnswerReader, AnswerReaders
+from paged.http.api.prompts import truncated
+from paged.http.api.protocol import ChatChoice, ChatCompletion, ChatRequest
 from paged.http.api.service import Service, new_id, service_of
 from paged.http.api.streaming import event_stream
+from paged.http.api.structured import structured_outputs
+from paged.http.api.tools import ToolUse, forced, read_tools, without_tools
 from paged.runtime.config import MAX_LOGPROBS
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.outputs import CompletionOutput
@@ -30,13 +36,22 @@ async def chat_completions(request: Request) -> Response:
     service = service_of(request)
     body = await read_body(request, ChatRequest, CHAT_NEUTRAL, service.max_body_size)
     service.check_model(body.model)
-    params = _params(body, service.engine.default_sampling_params)
-    prompt = await chat_prompt(body, service.engine, service.chat_template)
+    use = read_tools(body, automatic=service.answers.takes_tools)
+    params = forced(_params(body, service.engine.default_sampling_params), use)
+    hidden = use.choice == "none" and service.answers.hides_tools
+    told = without_tools(body) if hidden else body
+    template = service.template_for(body.chat_template)
+    prompt = await chat_prompt(told, service.engine, template)
+    prompt = truncated(prompt, body, params.max_tokens, service.engine)
+    readers = _readers(service, body, use, prompt)
+    if params.structured_outputs is None and _has_hidden_marks(service, use):
+        params = replace(params, skip_special_tokens=False)
     reply_id = new_id(request, "chatcmpl", body.request_id)
     job = make_job(body, [prompt], params, id=reply_id, model=service.model_name)
     if body.stream:
-        return await event_stream(request, chat_events(service, body, job))
-    return json_response(await while_connected(request.receive, _complete(service, body, job)))
+        return await event_stream(request, chat_events(service, body, job, readers))
+    reply = _complete(service, body, job, readers)
+    return json_response(await while_connected(request.receive, reply))
 
 
 def _params(body: ChatRequest, defaults: SamplingParams) -> SamplingParams:
@@ -58,26 +73,53 @@ def _model_limit(defaults: SamplingParams) -> int | None:
     return None if defaults.max_tokens == SamplingParams().max_tokens else defaults.max_tokens
 
 
-async def _complete(service: Service, body: ChatRequest, job: Job) -> ChatCompletion:
+def _readers(service: Service, body: ChatRequest, use: ToolUse, prompt: list[int]) -> AnswerReaders:
+    tokenizer, answers = service.engine.tokenizer, service.answers
+    if structured_outputs(body) is not None:
+        answers = AnswerFormat()  # the form holds from the first token on: it is content
+    assert tokenizer is not None, "the prompt has been made with it"
+    end = prompt_end(tokenizer, prompt) if answers.reasoning_parser else ""
+    last = body.messages[-1].content
+    said = last if body.continue_final_message and isinstance(last, str) else ""
+    return AnswerReaders(answers, use, end, said, body.include_reasoning is not False)
+
+
+def _has_hidden_marks(service: Service, use: ToolUse) -> bool:
+    tokenizer = service.engine.tokenizer
+    return tokenizer is not None and service.answers.has_hidden_marks(use, tokenizer)
+
+
+async def _complete(
+    service: Service, body: ChatRequest, job: Job, readers: AnswerReaders
+) -> ChatCompletion:
     tally = Tally()
+    speller = TokenSpeller(service.engine.tokenizer, bool(body.return_tokens_as_token_ids))
     async with aclosing(generate(service, job)) as outputs:
         async for index, output in outputs:
             tally.add(index, output)
     return ChatCompletion(
         **job.head(),
-        choices=[_choice(sequence, body) for sequence in output.outputs],
+        choices=[
+            _choice(sequence, body, speller, readers.new()) for sequence in job.best(output).outputs
+        ],
         usage=tally.usage(),
         prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
         prompt_token_ids=output.prompt_token_ids if body.return_token_ids else UNSET,
     )
 
 
-def _choice(sequence: CompletionOutput, body: ChatRequest) -> ChatChoice:
+def _choice(
+    sequence: CompletionOutput, body: ChatRequest, speller: TokenSpeller, reader: AnswerReader
+) -> ChatChoice:
+    message = reader.message(sequence.text)
+    if text := echoed(body):
+        message = structs.replace(message, content=text + (message.content or ""))
+    logprobs = chat_logprobs(sequence, body.top_logprobs or 0, speller) if body.logprobs else None
     return ChatChoice(
         index=sequence.index,
-        message=AssistantMessage(content=sequence.text),
-        logprobs=chat_logprobs(sequence, body.top_logprobs or 0),
-        finish_reason=sequence.finish_reason,
+        message=message,
+        logprobs=logprobs,
+        finish_reason=reader.finish_reason(sequence.finish_reason),
         stop_reason=sequence.stop_reason,
         token_ids=sequence.token_ids if body.return_token_ids else UNSET,
     )

@@ -16,8 +16,8 @@ from paged.http.api.disconnect import while_connected
 from paged.http.api.fields import COMPLETION_NEUTRAL
 from paged.http.api.generation import generate
 from paged.http.api.job import Job, Tally, make_job, sampling_params
-from paged.http.api.logprobs import completion_logprobs, prompt_logprobs
-from paged.http.api.prompts import split, tokenised
+from paged.http.api.logprobs import TokenSpeller, completion_logprobs, prompt_logprobs
+from paged.http.api.prompts import Prompt, split, tokenised, truncated
 from paged.http.api.protocol import (
     Completion,
     CompletionChoice,
@@ -25,6 +25,7 @@ from paged.http.api.protocol import (
     CompletionRequest,
     StreamOptions,
 )
+from paged.http.api.search import num_candidates
 from paged.http.api.service import Service, new_id, service_of
 from paged.http.api.streaming import EventMaker, Events, event, event_stream
 from paged.http.engine import Tokenizer
@@ -41,11 +42,14 @@ async def completions(request: Request) -> Response:
     service.check_model(body.model)
     engine = service.engine
     params = _params(body, engine.default_sampling_params)
-    given = split(body.prompt, params.n)
+    given = split(body.prompt, num_candidates(body))
     special = body.add_special_tokens is not False
     prompts = await tokenised(
         given, engine.tokenizer, engine.max_model_len, add_special_tokens=special
     )
+    if body.truncate_prompt_tokens is not None:
+        prompts = [truncated(prompt, body, params.max_tokens, engine) for prompt in prompts]
+        given = list[Prompt](prompts)
     reply_id = new_id(request, "cmpl", body.request_id)
     job = make_job(body, prompts, params, id=reply_id, model=service.model_name)
     maker = ChoiceMaker(body, given, engine.tokenizer)
@@ -89,9 +93,8 @@ async def _complete(
     choices: list[CompletionChoice] = []
     async with aclosing(generate(service, job)) as outputs:
         async for index, output in outputs:
-            wanted = _wanted(output, body)
-            tally.add(index, wanted)
-            choices += maker.choices(index, wanted)
+            tally.add(index, _wanted(output, body))
+            choices += maker.choices(index, _wanted(job.best(output), body))
     choices.sort(key=lambda choice: choice.index)
     return Completion(**job.head(), choices=choices, usage=tally.usage())
 
@@ -182,8 +185,10 @@ class ChoiceMaker:
             return None
         logprobs = [*(echoed or ()), *(sequence.logprobs or ())]
         first = self._decode(prompt[:1])
-        made = completion_logprobs(token_ids, logprobs, first_text=first, text_offset=start)
-        self.offsets[index] = made.text_offset[-1] + len(made.tokens[-1])
+        speller = TokenSpeller(self.tokenizer, bool(self.body.return_tokens_as_token_ids))
+        made, self.offsets[index] = completion_logprobs(
+            token_ids, logprobs, speller, first_text=first, text_offset=start
+        )
         return made
 
     def _prompt_text(self, prompt_index: int) -> str:

@@ -58,20 +58,33 @@ async def chat_prompt(body: ChatRequest, engine: Engine, chat_template: str | No
         raise InvalidRequest(str(error), "messages") from error
 
 
+def echoed(body: ChatRequest) -> str:
+    """What an answer begins with under `echo`: the last message, if the assistant said it."""
+    last = body.messages[-1]
+    return _text(last, "messages[-1]") if body.echo and last.role == "assistant" else ""
+
+
 def _size(body: ChatRequest) -> int:
     """Characters that the template may read, be they text or not."""
-    read = (body.messages, body.tools, body.chat_template_kwargs)
+    read = (body.messages, body.tools, body.documents, body.chat_template_kwargs)
     return len(msgspec.json.encode(read))
 
 
 def _template_options(body: ChatRequest) -> dict[str, Any]:
     continues = bool(body.continue_final_message)
     opens = body.add_generation_prompt
-    return (body.chat_template_kwargs or {}) | {
-        "add_generation_prompt": not continues if opens is None else opens,
-        "continue_final_message": continues,
-        "tools": body.tools,
-    }
+    # Other templates than gpt-oss's ask for no effort, and take no notice.
+    effort = {"reasoning_effort": body.reasoning_effort} if body.reasoning_effort else {}
+    return (
+        effort
+        | (body.chat_template_kwargs or {})
+        | {
+            "add_generation_prompt": not continues if opens is None else opens,
+            "continue_final_message": continues,
+            "tools": body.tools,
+        }
+        | ({"documents": body.documents} if body.documents else {})
+    )
 
 
 def _check_options(body: ChatRequest) -> None:
@@ -86,7 +99,6 @@ def _check_options(body: ChatRequest) -> None:
     if reserved:
         message = f"chat_template_kwargs must not hold {', '.join(reserved)}"
         raise InvalidRequest(message, "chat_template_kwargs")
-    _check_tools(body)
 
 
 def _check_number(num_messages: int, max_model_len: int) -> None:
@@ -99,18 +111,6 @@ def _check_number(num_messages: int, max_model_len: int) -> None:
         )
 
 
-def _check_tools(body: ChatRequest) -> None:
-    if body.tools == []:
-        raise InvalidRequest("tools must not be empty; leave the field out", "tools")
-    if body.tools and body.tool_choice is None:
-        message = 'Tool calling is not supported: send tool_choice "none", or no tools'
-        raise Unsupported(message, "tools")
-    harmless = ("none",) if body.tools else (None, "none", "auto")
-    if body.tool_choice not in harmless:
-        message = 'Tool calling is not supported: tool_choice must be "none"'
-        raise Unsupported(message, "tool_choice")
-
-
 def _as_template_reads(message: Message, at: int) -> ChatMessage:
     where = f"messages[{at}]"
     if message.role not in _ROLES:
@@ -119,13 +119,23 @@ def _as_template_reads(message: Message, at: int) -> ChatMessage:
         allowed = "a string or a list of text parts; null only beside tool_calls"
         raise InvalidRequest(f"{where}.content must be {allowed}", f"{where}.content")
     read: ChatMessage = {"role": _ROLES[message.role], "content": _text(message, where)}
-    for name in ("name", "reasoning_content", "tool_call_id"):
+    for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             read[name] = value
     if message.tool_calls:
         calls = enumerate(message.tool_calls)
         read["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in calls]
-    return read
+    return read | _reasoning(message)
+
+
+def _reasoning(message: Message) -> ChatMessage:
+    """What the assistant thought, by each of the names that templates know."""
+    thoughts = message.reasoning or message.reasoning_content
+    if thoughts is None:
+        return {}
+    read: ChatMessage = {"reasoning": thoughts, "reasoning_content": thoughts}
+    # gpt-oss's template, alone with this name, refuses both thoughts and words beside a call.
+    return read if message.content and message.tool_calls else read | {"thinking": thoughts}
 
 
 def _text(message: Message, where: str) -> str:
@@ -148,9 +158,15 @@ def _part(part: ContentPart, where: str) -> str:
 def _call(call: ToolCall, where: str) -> dict[str, Any]:
     """Templates read the arguments as an object, not as the string that the API has."""
     where = f"{where}.function.arguments"
-    try:
-        arguments = msgspec.json.decode(call.function.arguments, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        raise InvalidRequest(f"{where} must be a JSON object in a string", where) from None
+    arguments = call.function.arguments or {}
+    if isinstance(arguments, str):
+        arguments = _object(arguments, where)
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": call.type, "function": function}
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        raise InvalidRequest(f"{where} must be a JSON object in a string", where) from None

@@ -31,8 +31,7 @@ async def embeddings(request: Request) -> Response:
         return reader.texts(prompts, body.truncate_prompt_tokens, add_special_tokens=special)
 
     created, reply_id = now(), new_id(request, "embd", body.request_id)
-    lengths = [len(prompt) if isinstance(prompt, str) else 0 for prompt in prompts]
-    texts = await prepared(lengths, read, "input")
+    texts = await prepared([len(prompt) for prompt in prompts], read, "input")
     future = service.engine.embed(texts, body.dimensions)
     outputs = await computed(service, request, reply_id, future)
     return json_response(

@@ -11,56 +11,38 @@ from collections.abc import Mapping
 
 import msgspec
 
-from paged.runtime.errors import Unsupported
+from paged.runtime.errors import InvalidRequest, Unsupported
 
 logger = logging.getLogger(__name__)
+
+_MAX_FIELDS = 1000
 
 Neutral = dict[str, tuple[object, ...]]
 """Field to the values, beside null, that ask for nothing."""
 
 _GENERATION: Neutral = {
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
-    "early_stopping": (False,),
     "ebnf": (),
     "flat_logprobs": (False,),
-    "guided_choice": (),
     "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_whitespace_pattern": (),
     "json_schema": (),
     "kv_transfer_params": (),
-    "length_penalty": (1,),
     "logits_processors": ([],),
     "logprob_token_ids": ([],),
     "logprobs_mode": ("raw_logprobs",),
     "regex": (),
     "repetition_detection": (),
-    "response_format": ({"type": "text"},),
     "return_prompt_text": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "structured_outputs": (),
     "thinking_token_budget": (),
-    "truncate_prompt_tokens": (),
-    "truncation_side": (),
-    "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
 CHAT_NEUTRAL: Neutral = _GENERATION | {
     "audio": (),
-    "chat_template": (),
-    "documents": ([],),
-    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
-    "include_reasoning": (True,),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "prediction": (),
-    "reasoning_effort": (),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -84,10 +66,9 @@ POOLING_NEUTRAL: Neutral = {
     "use_activation": (True,),
 }
 
-# About the account, or nothing without tools: no answer could show whether they were honoured.
-_ACCEPTED = {
+# About the account: no answer could show whether they were honoured.
+ACCEPTED = {
     "metadata",
-    "parallel_tool_calls",
     "prompt_cache_key",
     "prompt_cache_retention",
     "safety_identifier",
@@ -107,8 +88,11 @@ def check_fields(body: Mapping[str, msgspec.Raw], known: tuple[str, ...], neutra
 
     Raises:
         Unsupported: names the first field that asks for something.
+        InvalidRequest: there are more fields than any request has.
     """
-    for name in sorted(body.keys() - set(known) - _ACCEPTED):
+    if len(body) > _MAX_FIELDS:
+        raise InvalidRequest(f"A body may have {_MAX_FIELDS} fields, got {len(body)}")
+    for name in sorted(body.keys() - set(known) - ACCEPTED):
         if name not in neutral:
             logger.debug("Ignoring unknown request field %.100r", name)
         elif not _is_neutral(body[name], neutral[name]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 
 from paged.http.api.errors import GenerationFailed
@@ -34,13 +34,7 @@ async def _run_prompt(
     service: Service, job: Job, index: int
 ) -> AsyncGenerator[RequestOutput, None]:
     request_id = f"{job.id}-{index}"
-    outputs = service.engine.generate(
-        job.prompts[index],
-        job.params,
-        request_id,
-        priority=job.priority,
-        cache_salt=job.cache_salt,
-    )
+    outputs = _outputs(service, job, index, request_id)
     watch = service.metrics.watch()
     service.running.add(request_id)
     try:
@@ -59,6 +53,24 @@ async def _run_prompt(
         service.running.discard(request_id)
         if watch.open:
             watch.close("abort")
+
+
+def _outputs(
+    service: Service, job: Job, index: int, request_id: str
+) -> AsyncGenerator[RequestOutput, None]:
+    """Those of the engine for one prompt."""
+    engine, prompt = service.engine, job.prompts[index]
+    priority, salt = job.priority, job.cache_salt
+    if job.beams is None:
+        return engine.generate(prompt, job.params, request_id, priority=priority, cache_salt=salt)
+    return _only(
+        engine.beam_search(prompt, job.beams, request_id, priority=priority, cache_salt=salt)
+    )
+
+
+async def _only(search: Awaitable[RequestOutput]) -> AsyncGenerator[RequestOutput, None]:
+    """The one output of a search."""
+    yield await search
 
 
 def _check(output: RequestOutput) -> None:

@@ -6,8 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import structs
+
 from paged.http.api.protocol import GenerationRequest, PromptTokensDetails, Usage, now
-from paged.runtime.errors import InvalidRequest, Unsupported
+from paged.http.api.search import beam_search_params, best, num_candidates
+from paged.http.api.structured import structured_outputs
+from paged.runtime.beam_search import BeamSearchParams
+from paged.runtime.errors import InvalidRequest
 from paged.runtime.outputs import RequestOutput
 from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
 
@@ -30,6 +35,8 @@ class Job:
         prompts: token ids of each prompt.
         params: the same for all prompts.
         priority, cache_salt: see the engine.
+        n: sequences of each prompt that are returned.
+        beams: how to search for them; None samples.
         created: seconds.
     """
 
@@ -39,11 +46,19 @@ class Job:
     params: SamplingParams
     priority: int
     cache_salt: str
+    n: int = 1
+    beams: BeamSearchParams | None = None
     created: int = field(default_factory=now)
 
     def head(self) -> dict[str, Any]:
         """The fields that a reply and all its chunks share."""
         return {"id": self.id, "model": self.model, "created": self.created}
+
+    def best(self, output: RequestOutput) -> RequestOutput:
+        """A whole output with those of its sequences alone that are returned."""
+        if self.beams is not None:
+            return structs.replace(output, outputs=output.outputs[: self.n])
+        return best(output, self.n)
 
 
 def make_job(
@@ -57,12 +72,14 @@ def make_job(
     """Put a request together.
 
     Raises:
-        InvalidRequest: an empty cache_salt.
+        InvalidRequest: an empty cache_salt, or fields that do not go with a search.
     """
     if body.cache_salt == "":
         raise InvalidRequest("cache_salt must not be empty", "cache_salt")
     salt = body.cache_salt or ""
-    return Job(id, model, tuple(prompts), params, body.priority or 0, salt)
+    beams = beam_search_params(body, params.max_tokens)
+    n = 1 if body.n is None else body.n
+    return Job(id, model, tuple(prompts), params, body.priority or 0, salt, n, beams)
 
 
 def sampling_params(
@@ -80,7 +97,12 @@ def sampling_params(
     """
     _check_combinations(body)
     given = {name: getattr(body, name) for name in _SAMPLING_FIELDS} | overrides
+    given["structured_outputs"] = structured_outputs(body)
     values = {name: value for name, value in given.items() if value is not None}
+    num_sequences = num_candidates(body)
+    values["n"] = 1 if body.use_beam_search else num_sequences
+    if num_sequences != (1 if body.n is None else body.n):  # to be ranked
+        values.setdefault("logprobs", 0)
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     unlimited = replace(defaults, max_tokens=None)
     params = replace(unlimited, **values, output_kind=kind)
@@ -93,8 +115,6 @@ def sampling_params(
 
 
 def _check_combinations(body: GenerationRequest) -> None:
-    if body.best_of not in (None, body.n or 1):
-        raise Unsupported(f"best_of other than n is not supported, got {body.best_of}", "best_of")
     if body.stream and body.prompt_logprobs is not None:
         raise InvalidRequest("prompt_logprobs cannot be streamed", "prompt_logprobs")
     if body.stream_options is not None and not body.stream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from paged.http.api.protocol import (
@@ -13,20 +14,46 @@ from paged.http.api.protocol import (
     TokenLogprob,
     TopLogprob,
 )
+from paged.http.engine import Tokenizer
 from paged.runtime.outputs import CompletionOutput, Logprob, TokenLogprobs
 
 # JSON has no infinities.
 _LOWEST = -9999.0
 
 
-def chat_logprobs(sequence: CompletionOutput, num_top: int) -> ChatLogprobs | None:
+@dataclass(frozen=True)
+class TokenSpeller:
+    """How tokens are written beside their log-probabilities.
+
+    Attributes:
+        tokenizer: knows their bytes, also those of half characters; None where there is none.
+        as_ids: write `token_id:7`, from which the token can be told, in place of its text.
+    """
+
+    tokenizer: Tokenizer | None
+    as_ids: bool
+
+    def text(self, token_id: int, decoded: str | None) -> str:
+        """What a token reads as, if it was decoded."""
+        return f"token_id:{token_id}" if self.as_ids or decoded is None else decoded
+
+    def top_logprob(self, token_id: int, entry: Logprob) -> TopLogprob:
+        text = self.text(token_id, entry.decoded_token)
+        known = self.tokenizer is not None and entry.decoded_token is not None
+        spelled = self.tokenizer.token_bytes(token_id) if self.tokenizer and known else b""
+        return TopLogprob(text, _finite(entry.logprob), list(spelled or text.encode()))
+
+
+def chat_logprobs(
+    sequence: CompletionOutput, num_top: int, speller: TokenSpeller
+) -> ChatLogprobs | None:
     """An entry per token, each with exactly `num_top` candidates, most likely first."""
     if not sequence.logprobs:
         return None
     entries = []
     for token_id, candidates in zip(sequence.token_ids, sequence.logprobs, strict=True):
-        chosen = _top_logprob(token_id, candidates[token_id])
-        top = [_top_logprob(*item) for item in _by_rank(candidates)[:num_top]]
+        chosen = speller.top_logprob(token_id, candidates[token_id])
+        top = [speller.top_logprob(*item) for item in _by_rank(candidates)[:num_top]]
         entries.append(TokenLogprob(chosen.token, chosen.logprob, chosen.bytes, top))
     return ChatLogprobs(entries)
 
@@ -34,32 +61,40 @@ def chat_logprobs(sequence: CompletionOutput, num_top: int) -> ChatLogprobs | No
 def completion_logprobs(
     token_ids: Sequence[int],
     logprobs: Sequence[TokenLogprobs | None],
+    speller: TokenSpeller,
     *,
     first_text: str = "",
     text_offset: int = 0,
-) -> CompletionLogprobs:
-    """Lists with an entry per token; the chosen token is always among the candidates.
+) -> tuple[CompletionLogprobs, int]:
+    """Lists with an entry per token, and where the text of the last one ends.
+
+    The chosen token is always among the candidates.
 
     Args:
         token_ids: tokens of the text.
         logprobs: their candidates; None for the first token of a prompt.
+        speller: writes tokens.
         first_text: what such a token reads as.
         text_offset: where the first token begins in the whole text.
     """
     tokens: list[str] = []
+    lengths: list[int] = []
     chosen: list[float | None] = []
     top: list[dict[str, float] | None] = []
     for token_id, candidates in zip(token_ids, logprobs, strict=True):
         if candidates is None:
-            tokens.append(first_text)
+            tokens.append(speller.text(token_id, first_text))
+            lengths.append(len(first_text))
             chosen.append(None)
             top.append(None)
             continue
-        tokens.append(_text(token_id, candidates[token_id]))
+        decoded = candidates[token_id].decoded_token
+        tokens.append(speller.text(token_id, decoded))
+        lengths.append(len(tokens[-1] if decoded is None else decoded))
         chosen.append(_finite(candidates[token_id].logprob))
-        top.append(_by_text(candidates))
-    offsets = list(accumulate(map(len, tokens), initial=text_offset))[:-1]
-    return CompletionLogprobs(offsets, chosen, tokens, top)
+        top.append(_by_text(candidates, speller))
+    *offsets, end = accumulate(lengths, initial=text_offset)
+    return CompletionLogprobs(offsets, chosen, tokens, top), end
 
 
 def prompt_logprobs(logprobs: Sequence[TokenLogprobs | None] | None) -> PromptLogprobs | None:
@@ -76,25 +111,17 @@ def _prompt_entry(candidates: TokenLogprobs) -> dict[int, PromptLogprob]:
     }
 
 
-def _by_text(candidates: TokenLogprobs) -> dict[str, float]:
+def _by_text(candidates: TokenLogprobs, speller: TokenSpeller) -> dict[str, float]:
     """Most likely first. Of ids that read the same, as half characters do, the likelier counts."""
     texts: dict[str, float] = {}
     for token_id, entry in _by_rank(candidates):
-        texts.setdefault(_text(token_id, entry), _finite(entry.logprob))
+        text = speller.text(token_id, entry.decoded_token)
+        texts.setdefault(text, _finite(entry.logprob))
     return texts
 
 
 def _by_rank(candidates: TokenLogprobs) -> list[tuple[int, Logprob]]:
     return sorted(candidates.items(), key=lambda item: item[1].rank)
-
-
-def _top_logprob(token_id: int, entry: Logprob) -> TopLogprob:
-    text = _text(token_id, entry)
-    return TopLogprob(text, _finite(entry.logprob), list(text.encode()))
-
-
-def _text(token_id: int, entry: Logprob) -> str:
-    return f"token_id:{token_id}" if entry.decoded_token is None else entry.decoded_token
 
 
 def _finite(logprob: float) -> float:

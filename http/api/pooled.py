@@ -34,7 +34,7 @@ async def prepared[T](lengths: Sequence[int], prepare: Callable[[], T], name: st
     """What `prepare` makes of texts, without holding up others if they are long.
 
     Args:
-        lengths: characters of each text or pair; 0 for token ids, which take no time.
+        lengths: characters of each text or pair, or how many token ids.
         name: of the request's field.
 
     Raises:

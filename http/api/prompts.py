@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paged.http.engine import Tokenizer
+from paged.http.api.protocol import GenerationRequest
+from paged.http.engine import Engine, Tokenizer
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.long_text import LONGEST_TOKEN, without_hurry
 
@@ -100,3 +101,29 @@ def encode(
             "input_tokens",
         )
     return tokenizer.encode(text, add_special_tokens)
+
+
+def truncated(
+    token_ids: list[int], body: GenerationRequest, max_tokens: int | None, engine: Engine
+) -> list[int]:
+    """As much of a prompt as its request wants kept: its end, unless that is to be cut.
+
+    Args:
+        token_ids: the whole prompt.
+        body: asks for at most so many tokens; for -1, all that leave room for the output.
+        max_tokens: of the output; None needs room for one.
+        engine: whose length counts.
+
+    Raises:
+        InvalidRequest: another number than -1 or those from 1 to the model's length.
+    """
+    wanted, longest = body.truncate_prompt_tokens, engine.max_model_len
+    if wanted is None:
+        return token_ids
+    if wanted != -1 and not 1 <= wanted <= longest:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens must be -1 or between 1 and {longest}, got {wanted}",
+            "truncate_prompt_tokens",
+        )
+    kept = max(longest - (max_tokens or 1), 1) if wanted == -1 else wanted
+    return token_ids[:kept] if body.truncation_side == "right" else token_ids[-kept:]

@@ -6,11 +6,12 @@ In requests every field may be null, which means the same as leaving it out.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
 import paged
+from paged.runtime.structured_outputs import StructuredOutputsParams
 
 SYSTEM_FINGERPRINT = f"paged-{paged.__version__}"
 
@@ -23,7 +24,27 @@ class StreamOptions(Struct, frozen=True):
 
     @property
     def continuous(self) -> bool:
-        return bool(self.include_usage and self.continuous_usage_stats)
+        return bool(self.continuous_usage_stats)
+
+
+class JsonSchema(Struct, frozen=True):
+    """A schema for the answer; `name` and `description` are for the caller, `strict` is implied."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, frozen=True):
+    """What form the answer must have: `type` is text, json_object or json_schema.
+
+    A `schema` beside json_object is another way to write json_schema.
+    """
+
+    type: str
+    json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None
 
 
 class GenerationRequest(Struct, frozen=True, kw_only=True):
@@ -34,6 +55,9 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     n: int | None = None
     best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -42,6 +66,8 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -54,9 +80,19 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     spaces_between_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
@@ -75,14 +111,14 @@ class ContentPart(Struct, frozen=True):
 
 
 class FunctionCall(Struct, frozen=True):
-    """A call that the model made: `arguments` is JSON in a string."""
+    """A call that the model made: `arguments` is JSON in a string, or in requests its object."""
 
     name: str
-    arguments: str = "{}"
+    arguments: str | dict[str, Any] | None = None
 
 
 class ToolCall(Struct, frozen=True):
-    """A tool call in the history of a conversation."""
+    """A tool call, in the history of a conversation or in an answer."""
 
     function: FunctionCall
     id: str | None = None
@@ -95,6 +131,7 @@ class Message(Struct, frozen=True, kw_only=True):
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -109,9 +146,15 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    echo: bool | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    reasoning_effort: str | None = None
 
 
 class PromptTokensDetails(Struct, frozen=True):
@@ -205,10 +248,12 @@ class ChatLogprobs(Struct, frozen=True):
 
 
 class AssistantMessage(Struct, frozen=True, kw_only=True):
-    """The model's answer."""
+    """The model's answer. Its reasoning has two names, of which clients know one or the other."""
 
-    content: str
+    content: str | None
     role: str = "assistant"
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
     refusal: None = None
     tool_calls: list[ToolCall] = field(default_factory=list)
 
@@ -233,11 +278,30 @@ class ChatCompletion(Reply, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class Delta(Struct, frozen=True):
+class FunctionDelta(Struct, frozen=True, kw_only=True):
+    """What a chunk adds to a call: first its name, then pieces of its arguments."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(Struct, frozen=True, kw_only=True):
+    """A piece of a message's call number `index`, the first of which says what it is."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionDelta
+
+
+class Delta(Struct, frozen=True, kw_only=True):
     """What a chunk adds to the message."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChunkChoice(Struct, frozen=True, kw_only=True):

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from paged.http.api.answers import AnswerFormat
 from paged.http.api.errors import ApiError
 from paged.http.api.protocol import now
 from paged.http.engine import AnyEngine, Engine
 from paged.http.metrics import Metrics
+from paged.runtime.errors import InvalidRequest
 from paged.runtime.pooling.engine import PoolingEngine
 
 _MAX_CLIENT_ID = 64
@@ -56,16 +58,35 @@ class Service(Served[Engine]):
 
     Attributes:
         chat_template: in place of the tokenizer's own; None for that.
+        trust_request_chat_template: whether requests may bring one of their own.
+        answers: how the model's answers are read.
         running: engine ids of the requests in flight.
     """
 
     chat_template: str | None = None
+    trust_request_chat_template: bool = False
+    answers: AnswerFormat = field(default_factory=AnswerFormat)
     running: set[str] = field(default_factory=set)
 
     @property
     def num_running(self) -> int:
         """Requests in flight."""
         return len(self.running)
+
+    def template_for(self, wanted: str | None) -> str | None:
+        """The template of a request. Raises InvalidRequest for its own where that is not allowed.
+
+        A template is a program: one from a stranger may take as much time as it likes.
+        """
+        if wanted is None:
+            return self.chat_template
+        if not self.trust_request_chat_template:
+            raise InvalidRequest(
+                "This server takes no chat_template from requests; start it with "
+                "--trust-request-chat-template to allow that",
+                "chat_template",
+            )
+        return wanted
 
     async def abort_running(self) -> None:
         """End them: each gives a last output."""

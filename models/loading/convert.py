@@ -80,13 +80,8 @@ def _new_folder(out: Path, size: int) -> Iterator[Path]:
     if out.exists() or out.is_symlink():
         raise ConfigError(f"{out} exists, and is not overwritten: delete it or name another folder")
     folder = out.with_name(out.name + UNFINISHED)
-    if folder.exists():
-        raise ConfigError(
-            f"{folder} is of a conversion that is running, or was interrupted: delete it if "
-            "nothing writes to it"
-        )
+    _make(folder)
     try:
-        folder.mkdir(parents=True)
         free = shutil.disk_usage(folder).free
         if free < size:
             raise ConfigError(
@@ -100,6 +95,19 @@ def _new_folder(out: Path, size: int) -> Iterator[Path]:
         if isinstance(error, OSError):
             raise ConfigError(f"{folder} cannot be written: {error}") from error
         raise
+
+
+def _make(folder: Path) -> None:
+    """Make a folder, of which then nobody else believes that it is theirs to remove."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise ConfigError(
+            f"{folder} is of a conversion that is running, or was interrupted: delete it if "
+            "nothing writes to it"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error}") from error
 
 
 def _flush(folder: Path) -> None:

@@ -134,14 +134,15 @@ def _read_array(description: Path) -> _Array:
         array = _Array(
             description.parent / ".".join("0" * len(shape)), jnp.dtype(fields["dtype"]), shape
         )
-    except (NotAnObject, KeyError, TypeError, ValueError) as error:
+    except (NotAnObject, KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(
             f"{description} does not describe an array: {error}; convert the model again"
         ) from error
-    if fields.get("chunks") != fields["shape"] or not _PLAIN.items() <= fields.items():
+    is_plain = _PLAIN.items() <= fields.items() and array.dtype.isnative
+    if fields.get("chunks") != fields["shape"] or not is_plain:
         raise CheckpointError(
-            f"{description} is of an array in pieces, or compressed, as `paged convert` does not "
-            "write them: convert the model again"
+            f"{description} is of an array in pieces, compressed or of swapped bytes, as `paged "
+            "convert` does not write them: convert the model again"
         )
     found = array.path.stat().st_size if array.path.exists() else 0
     if found != array.num_bytes:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from paged.models.json_files import NotAnObject, parse_value, read_config
 from paged.models.pooling import ACTIVATIONS, DenseModule, Kind, Pooling
 
 LISTING = "modules.json"
+_ORDER = re.compile(r"Transformer Pooling( Dense)*( Normalize)*")
 # Settings of the first module, by the names that its releases gave the file.
 _TEXT_SETTINGS = "sentence_*_config.json"
 _KINDS: dict[str, Kind] = {
@@ -67,27 +69,21 @@ def read_settings(folder: Path) -> EmbeddingSettings:
 def _pooling(folder: Path) -> Pooling | None:
     if not (folder / LISTING).exists():
         return None
-    kind: Kind | None = None
-    dense: list[DenseModule] = []
-    normalize = False
-    for name, path in _modules(folder / LISTING):
-        match name:
-            case "Transformer":
-                pass
-            case "Pooling":
-                kind = _kind(read_config(folder / path / "config.json"))
-            case "Dense":
-                dense.append(_dense(path, read_config(folder / path / "config.json")))
-            case "Normalize":
-                normalize = True
-            case _:
-                raise ConfigError(
-                    f"{folder / LISTING} has a module {name!r}; supported: Transformer, Pooling, "
-                    "Dense, Normalize"
-                )
-    if kind is None:
-        raise ConfigError(f"{folder / LISTING} has no module 'Pooling'")
-    return Pooling(kind, tuple(dense), normalize)
+    modules = _modules(folder / LISTING)
+    names = [name for name, _ in modules]
+    if not _ORDER.fullmatch(" ".join(names)):
+        raise ConfigError(
+            f"{folder / LISTING} has the modules {shown(names)}; supported are Transformer, "
+            "Pooling, any number of Dense, and Normalize, in this order"
+        )
+
+    def settings(of: str) -> list[tuple[str, dict[str, Any]]]:
+        paths = [path for name, path in modules if name == of]
+        return [(path, read_config(folder / path / "config.json")) for path in paths]
+
+    [(_, pooling)] = settings("Pooling")
+    dense = tuple(_dense(path, each) for path, each in settings("Dense"))
+    return Pooling(_kind(pooling), dense, "Normalize" in names)
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:

@@ -80,6 +80,12 @@ class ModelSource:
         return load_params(specs, checkpoint, dtype, show_progress=progress, sharding=sharding)
 
     @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Every token that ends an answer. Raises ConfigError for what is none."""
+        declared = token_ids(self.generation_config.get("eos_token_id"))
+        return frozenset((*self.config.eos_token_ids, *declared))
+
+    @property
     def specs(self) -> Any:
         """Description of the parameters, as the family gives it."""
         return get_family(self.config.architecture).specs(self.config)

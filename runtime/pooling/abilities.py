@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paged.runtime.errors import InvalidRequest, Unsupported
+from paged.runtime.pooling.whole import check_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ class Abilities:
 
     def check_dimensions(self, dimensions: int | None) -> None:
         """Raise InvalidRequest if vectors may not be cut so short."""
+        check_whole("dimensions", dimensions)
         if dimensions is None or dimensions == self.size:
             return
         if self.dimensions == ():

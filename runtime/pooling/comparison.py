@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,7 +49,8 @@ class Comparison:
         else:
             first, second = np.array(self.pairs).T
             directions = normalized(vectors)
-            scores = np.sum(directions[first] * directions[second], axis=1)
+            cosines = np.sum(directions[first] * directions[second], axis=1)
+            scores = np.clip(cosines, -1, 1)  # which rounding may leave
             tokens = [self.texts[a].token_ids + self.texts[b].token_ids for a, b in self.pairs]
         return [
             ScoringRequestOutput(ids, ScoringOutput(float(score)))
@@ -61,13 +62,22 @@ def pair_up(queries: str | Sequence[str], documents: str | Sequence[str]) -> lis
     """One query with each document, or as many queries as documents, each with its own.
 
     Raises:
-        InvalidRequest: the numbers do not go together, or there is nothing.
+        InvalidRequest: the numbers do not go together, there is nothing, or it is no text.
     """
-    first = [queries] if isinstance(queries, str) else list(queries)
-    second = [documents] if isinstance(documents, str) else list(documents)
+    first, second = _texts(queries), _texts(documents)
     if not first or not second or len(first) not in (1, len(second)):
         raise InvalidRequest(
             f"{len(first)} and {len(second)} texts cannot be paired: give one first text and any "
             "number of second ones, or as many of the one as of the other"
         )
     return list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
+
+
+def _texts(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    given = list(value) if isinstance(value, Iterable) else [value]
+    texts = [text for text in given if isinstance(text, str)]
+    if len(texts) < len(given):
+        raise InvalidRequest("what is scored must be a text, or a list of texts")
+    return texts

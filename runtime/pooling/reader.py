@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +12,11 @@ from paged.models.tokenizer import Tokenizer
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.front import Prompt, check_ids, take_apart
 from paged.runtime.long_text import LONGEST_TOKEN
+from paged.runtime.pooling.frame import Frame
+from paged.runtime.pooling.whole import check_whole
+
+# Characters that are encoded at a time: what the tokenizer makes of them takes some 20 MB.
+_PORTION = 2**18
 
 
 class Tokens(NamedTuple):
@@ -19,6 +24,13 @@ class Tokens(NamedTuple):
 
     token_ids: list[int]
     types: list[int]
+
+
+class _Read(NamedTuple):
+    """A text as it is encoded, without special tokens; `ids` are its tokens."""
+
+    encoding: Encoding
+    ids: list[int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +63,12 @@ class Reader:
         limit = self._limit(truncate)
         parts = [take_apart(prompt, "") for prompt in prompts]
         written = [part.text for part in parts if part.token_ids is None and part.text is not None]
-        encoded = iter(self._texts(written, limit, add_special_tokens))
+        room = self._room(limit, is_pair=False) if add_special_tokens and written else limit
+        encoded = self._encode(written, room is not None)
+        framed = self._framing(room, add_special_tokens=add_special_tokens)
         return [
             self._checked(
-                next(encoded) if part.token_ids is None else _of_one_type(part.token_ids[:limit])
+                framed(next(encoded)) if part.token_ids is None else _one(part.token_ids[:limit])
             )
             for part in parts
         ]
@@ -65,17 +79,17 @@ class Reader:
         Raises InvalidRequest if any cannot be computed.
         """
         room = self._room(self._limit(truncate), is_pair=True)
-        flat = self._encode([text for pair in pairs for text in pair], room is not None)
-        both = zip(flat[::2], flat[1::2], strict=True)
-        cut = [_cut([first, second], room) for first, second in both]
-        return [self._checked(self._finished(first, second)) for first, second in cut]
-
-    def _texts(self, texts: list[str], limit: int | None, add_special_tokens: bool) -> list[Tokens]:
-        room = self._room(limit, is_pair=False) if add_special_tokens and texts else limit
-        cut = [_cut([each], room)[0] for each in self._encode(texts, room is not None)]
-        return [self._finished(each, None, add_special_tokens) for each in cut]
+        encoded = self._encode(_without_repetition(pairs), room is not None)
+        framed = self._framing(room)
+        tokens, first, read = [], None, None
+        for query, _ in pairs:
+            if read is None or query != first:
+                first, read = query, next(encoded)
+            tokens.append(self._checked(framed(read, next(encoded))))
+        return tokens
 
     def _limit(self, truncate: int | None) -> int | None:
+        check_whole("truncate_prompt_tokens", truncate)
         if truncate is None:
             return None
         if truncate != -1 and not 1 <= truncate <= self.max_model_len:
@@ -99,10 +113,13 @@ class Reader:
             )
         return limit - special
 
-    def _encode(self, texts: list[str], is_cut: bool) -> list[Encoding]:
-        """Texts without special tokens. What cannot fit is found, or cut, before it costs time."""
+    def _encode(self, texts: list[str], is_cut: bool) -> Iterator[_Read]:
+        """Texts without special tokens, a portion at a time.
+
+        What cannot fit is found, or cut, before it costs time.
+        """
         if not texts:
-            return []
+            return
         if self.tokenizer is None:
             raise InvalidRequest(
                 "the engine was started with skip_tokenizer_init and takes no text; send token ids",
@@ -112,20 +129,32 @@ class Reader:
         longest = max(map(len, texts))
         if longest > allowed and not is_cut:
             raise self._too_long(f"{longest} characters")
-        shown = [text[:allowed].lower() if self.lowercase else text[:allowed] for text in texts]
-        try:
-            return self.tokenizer.backend.encode_batch_fast(shown, add_special_tokens=False)
-        except TypeError:  # what the library says of text that UTF-8 cannot hold
-            raise InvalidRequest("the input holds lone surrogates", "input") from None
+        for portion in _portions(texts, allowed):
+            shown = [text.lower() for text in portion] if self.lowercase else portion
+            try:
+                encoded = self.tokenizer.backend.encode_batch_fast(shown, add_special_tokens=False)
+            except TypeError:  # what the library says of text that UTF-8 cannot hold
+                raise InvalidRequest("the input holds lone surrogates", "input") from None
+            yield from (_Read(each, each.ids) for each in encoded)
 
-    def _finished(
-        self, first: Encoding, second: Encoding | None, add_special_tokens: bool = True
-    ) -> Tokens:
-        """Put the special tokens of the model around one text or two."""
-        assert self.tokenizer is not None, "who encoded a text has a tokenizer"
-        process: Callable[..., Encoding] = self.tokenizer.backend.post_process
-        whole = process(first, second, add_special_tokens)
-        return Tokens(whole.ids, whole.type_ids)
+    def _framing(
+        self, room: int | None, *, add_special_tokens: bool = True
+    ) -> Callable[..., Tokens]:
+        """A function that cuts a text or two to `room` tokens, and puts the special ones around."""
+        frames: dict[tuple[bool, ...], Frame] = {}
+
+        def framed(*texts: _Read) -> Tokens:
+            assert self.tokenizer is not None, "who encoded a text has a tokenizer"
+            empty = tuple(not text.ids for text in texts)
+            if empty not in frames:
+                frames[empty] = Frame.learn(
+                    self.tokenizer.backend,
+                    [text.encoding for text in texts],
+                    add_special_tokens=add_special_tokens,
+                )
+            return Tokens(*frames[empty].around(_cut([text.ids for text in texts], room)))
+
+        return framed
 
     def _checked(self, tokens: Tokens) -> Tokens:
         ids = tokens.token_ids
@@ -144,18 +173,43 @@ class Reader:
         )
 
 
-def _of_one_type(token_ids: list[int]) -> Tokens:
+def _one(token_ids: list[int]) -> Tokens:
+    """A text that came as token ids."""
     return Tokens(token_ids, [0] * len(token_ids))
 
 
-def _cut(encodings: list[Encoding], room: int | None) -> list[Encoding]:
-    """One encoding or two, of at most `room` tokens together; the longer one loses tokens first."""
+def _without_repetition(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """All texts in their order, but of a query that stands before many documents only one."""
+    texts: list[str] = []
+    last = None
+    for query, document in pairs:
+        texts += [document] if query == last else [query, document]
+        last = query
+    return texts
+
+
+def _portions(texts: Sequence[str], longest: int) -> Iterator[list[str]]:
+    """Texts, cut to `longest` characters, those of about `_PORTION` at a time."""
+    portion: list[str] = []
+    size = 0
+    for text in texts:
+        portion.append(text[:longest])
+        size += len(portion[-1])
+        if size >= _PORTION:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
+
+
+def _cut(texts: list[list[int]], room: int | None) -> list[list[int]]:
+    """One text or two, of at most `room` tokens together; the longer one loses tokens first."""
     if room is None:
-        return encodings
-    *shorter, longer = sorted(encodings, key=lambda each: len(each.ids))
-    for each in shorter:
-        kept = min(len(each.ids), room // 2)
-        each.truncate(kept)
-        room -= kept
-    longer.truncate(room)
-    return encodings
+        return texts
+    if len(texts) == 1:
+        return [texts[0][:room]]
+    first, second = texts
+    shorter = min(len(first), len(second), room // 2)
+    is_first = len(first) <= len(second)
+    kept = (shorter, room - shorter) if is_first else (room - shorter, shorter)
+    return [text[:most] for text, most in zip(texts, kept, strict=True)]

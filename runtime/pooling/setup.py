@@ -85,6 +85,7 @@ def prepare_pooling(config: EngineConfig, source: ModelSource, *, progress: bool
         settings,
         backend=choose_backend(config.attention_backend, device),
     )
+    check_dimensions(settings.dimensions, embedder.size)
     budget = None if device.platform == "cpu" else free_memory(device)
     limits = step_limits(config, budget)
     grid = Grid.make(length, limits.max_num_seqs, limits.max_num_batched_tokens)
@@ -161,6 +162,15 @@ def make_embedder(model: ModelConfig, settings: EmbeddingSettings, *, backend: s
             "which is a score, are supported"
         )
     return Embedder(model, pooling, settings.activation or "Sigmoid", backend)
+
+
+def check_dimensions(allowed: tuple[int, ...] | None, size: int) -> None:
+    """Raise ConfigError if vectors of `size` numbers cannot be cut to what a model allows."""
+    if allowed and max(allowed) > size:
+        raise ConfigError(
+            f"'matryoshka_dimensions' has {max(allowed)}, and this model's vectors have {size} "
+            "numbers"
+        )
 
 
 def check_memory(budget: int, weights: int, steps: int) -> None:

@@ -36,8 +36,14 @@ class Request[T]:
 
     def deliver(self, place: int, vector: Vectors) -> None:
         """Take the vector of a text; the last one makes the answer."""
+        if self.future.done():
+            return
         self.vectors[place] = vector
-        self.advance(1)
+        try:
+            self.advance(1)
+        except Exception as error:  # such as that nobody reads the progress any more
+            self.fail(error)
+            return
         if len(self.vectors) < len(self.texts) or not self.future.set_running_or_notify_cancel():
             return
         try:
@@ -93,7 +99,7 @@ class Waiting:
 
         Rows that would stay empty take shorter texts, the longest of them first.
         """
-        self._drop_cancelled()
+        self._drop_ended()
         heads = [(queue[0].number, length) for length, queue in self._queues.items() if queue]
         if not heads:
             return None
@@ -104,10 +110,10 @@ class Waiting:
             texts += self._pop(shorter, rows - len(texts))
         return Batch(Shape(rows, length), texts)
 
-    def _drop_cancelled(self) -> None:
+    def _drop_ended(self) -> None:
         """Of the heads alone: what stands behind them is looked at when it is taken."""
         for queue in self._queues.values():
-            while queue and queue[0].request.future.cancelled():
+            while queue and queue[0].request.future.done():
                 queue.popleft()
 
     def _pop(self, length: int, most: int) -> list[Text]:
@@ -116,6 +122,6 @@ class Waiting:
         texts: list[Text] = []
         while queue and len(texts) < most:
             text = queue.popleft()
-            if not text.request.future.cancelled():
+            if not text.request.future.done():
                 texts.append(text)
         return texts

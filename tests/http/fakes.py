@@ -18,6 +18,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from paged.models.chat_template import ChatTemplateError
+from paged.runtime.beam_search import BeamSearchParams
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.messages import EngineStats
 from paged.runtime.outputs import (
@@ -45,6 +46,9 @@ class FakeTokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         shown = [token_id for token_id in ids if token_id or not skip_special_tokens]
         return bytes(shown).decode("latin-1")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return chr(token_id).encode() if token_id < VOCAB_SIZE else b""
 
     def apply_chat_template(
         self,
@@ -103,6 +107,7 @@ class FakeEngine:
     fails_after: int | None = None
     pause: float = 0.0
     seen: list[Seen] = field(default_factory=list)
+    searched: list[BeamSearchParams] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     num_tokens: int = 0
@@ -159,6 +164,24 @@ class FakeEngine:
                 prompt_logprobs = None
             if ended:
                 break
+
+    async def beam_search(
+        self,
+        prompt: list[int],
+        params: BeamSearchParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> RequestOutput:
+        self.searched.append(params)
+        self._check(prompt)
+        sequences = [
+            CompletionOutput(index, f"{index}: {self.answer}", [1, 2], -index, None, "stop")
+            for index in range(params.beam_width)
+        ]
+        times = RequestMetrics(time.time(), time.time(), time.time(), time.time())
+        return RequestOutput(request_id, None, prompt, None, sequences, True, 1, times)
 
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
@@ -224,6 +247,7 @@ def _extend(
     sequence.token_ids.append(token)
     if params.logprobs is not None:
         sequence.logprobs = [*(sequence.logprobs or []), candidates(token, params.logprobs)]
+        sequence.cumulative_logprob = -3.0 * len(sequence.logprobs)
     sequence.finish_reason = reason
 
 

@@ -190,6 +190,8 @@ def test_a_file_holds_nothing_but_flags(tmp_path: Path, capsys: Capture, content
         ("--max-body-size", ["0", "-1"]),
         ("--served-model-name", [""]),
         ("--api-key", [""]),
+        ("--tool-call-parser", ["hermit", ""]),
+        ("--reasoning-parser", ["hermes", ""]),
         ("--seed", [str(2**63), str(-(2**63) - 1)]),
         ("--max-num-seqs", ["0", str(10**30)]),
         ("--max-num-batched-tokens", ["0", str(10**30)]),
@@ -201,6 +203,16 @@ def test_values_out_of_range_are_refused_by_name(flag: str, values: list[str]) -
         args = parse(["serve", f"{flag}={value}"])
         with pytest.raises(ConfigError, match=flag):
             (read_flags(ServeOptions, args), read_flags(EngineConfig, args))
+
+
+def test_parsers_are_known_and_listed() -> None:
+    names = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser"]
+    options = read_flags(ServeOptions, parse(["serve", *names, "qwen3"]))
+    assert (options.tool_call_parser, options.reasoning_parser) == ("hermes", "qwen3")
+    with pytest.raises(ConfigError, match=r"deepseek_v3, .*hermes, .* got 'hermit'"):
+        ServeOptions(tool_call_parser="hermit")
+    with pytest.raises(ConfigError, match="--enable-auto-tool-choice requires --tool-call-parser"):
+        ServeOptions(enable_auto_tool_choice=True)
 
 
 @pytest.mark.parametrize(

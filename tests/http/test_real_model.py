@@ -7,8 +7,9 @@ from typing import Any
 import httpx2
 import pytest
 from openai import OpenAI
-from openai.types.chat import ChatCompletionMessageParam
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 
+from paged.http.api.answers import AnswerFormat
 from paged.http.app import create_app
 from paged.runtime.async_engine import AsyncEngine
 from tests.http.fakes import serving
@@ -34,7 +35,8 @@ def real_url() -> Iterator[str]:
         compile_cache_dir="",
     )
     try:
-        with serving(create_app(engine, [MODEL])) as url:
+        answers = AnswerFormat("hermes", "qwen3", auto=True)
+        with serving(create_app(engine, [MODEL], answers=answers)) as url:
             yield f"{url}/v1"
     finally:
         engine.shutdown()
@@ -44,6 +46,23 @@ def real_url() -> Iterator[str]:
 def sdk(real_url: str) -> Iterator[OpenAI]:
     with OpenAI(base_url=real_url, api_key="any", max_retries=0) as sdk:
         yield sdk
+
+
+def test_a_model_may_do_without_its_tools(sdk: OpenAI) -> None:
+    """This one's template knows none: the answers are as ever, streamed or not."""
+    tool: ChatCompletionToolParam = {"type": "function", "function": {"name": "clock"}}
+    plain = sdk.chat.completions.create(
+        model=MODEL, messages=QUESTION, temperature=0, max_tokens=20
+    )
+    whole = sdk.chat.completions.create(
+        model=MODEL, messages=QUESTION, temperature=0, max_tokens=20, tools=[tool]
+    )
+    stream = sdk.chat.completions.create(
+        model=MODEL, messages=QUESTION, temperature=0, max_tokens=20, tools=[tool], stream=True
+    )
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert streamed == whole.choices[0].message.content == plain.choices[0].message.content
+    assert whole.choices[0].finish_reason == "stop"
 
 
 def test_chat(sdk: OpenAI) -> None:

@@ -74,3 +74,33 @@ def test_a_model_that_generates_text_says_how_to_get_vectors(client: TestClient,
     reply = client.post(path, json={"input": "a"})
     assert reply.status_code == 400
     assert "--runner pooling" in reply.json()["error"]["message"]
+
+
+def test_replies_carry_the_clients_request_id_or_one_of_ours(client: TestClient) -> None:
+    for path, status in (("/v1/models", 200), ("/nowhere", 404)):
+        reply = client.get(path, headers={"X-Request-Id": "mine-1"})
+        assert (reply.status_code, reply.headers["x-request-id"]) == (status, "mine-1")
+    ours = [client.get("/v1/models").headers["x-request-id"] for _ in range(2)]
+    assert ours[0] != ours[1]
+    long = client.get("/v1/models", headers={"X-Request-Id": "x" * 1000}).headers["x-request-id"]
+    assert len(long) == 256
+
+
+PREFLIGHT = {
+    "Origin": "https://page.example",
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization",
+}
+
+
+def test_pages_of_other_sites_may_ask(guarded: TestClient) -> None:
+    reply = guarded.options("/v1/completions", headers=PREFLIGHT)
+    assert reply.status_code == 200
+    assert reply.headers["access-control-allow-origin"] == "*"
+    reply = guarded.get("/v1/models", headers={"Origin": "https://page.example"})
+    assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (401, "*")
+
+
+def test_unless_they_are_not_listed(engine: FakeEngine) -> None:
+    app = create_app(engine, ["tiny"], allowed_origins=["https://ours.example"])
+    assert TestClient(app).options("/v1/completions", headers=PREFLIGHT).status_code == 400

@@ -21,7 +21,7 @@ from paged.errors import ConfigError
 from paged.models.embedder import Embedder
 from paged.models.loading import CheckpointError, ModelNotFoundError, resolve_model
 from paged.models.loading.bodies import load_embedder
-from paged.models.loading.convert import convert
+from paged.models.loading.convert import _new_folder, convert
 from paged.models.loading.converted import param_names
 from paged.models.loading.params import load_param
 from paged.models.pooling import Pooling
@@ -193,6 +193,21 @@ def test_a_killed_conversion_is_no_model(tmp_path: Path) -> None:
         convert(resolve_model(tmp_path / "model"), out, F32)
 
 
+def test_of_two_conversions_the_second_leaves_the_first_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it begins before there is a folder that it could see."""
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    first = tmp_path / "out.unfinished"
+    first.mkdir()
+    (first / "mine").write_text("")
+    for _ in range(2):
+        refused = pytest.raises(ConfigError, match=r"out\.unfinished is of a conversion")
+        with refused, _new_folder(tmp_path / "out", 1):
+            raise AssertionError("there is one already")
+        assert [path.name for path in first.iterdir()] == ["mine"]
+
+
 @pytest.mark.parametrize("version", ["2", "null", '"1"', "[]"])
 def test_another_layout_is_refused_by_its_version(version: str, tmp_path: Path) -> None:
     out = converted(tmp_path)
@@ -242,15 +257,17 @@ def test_damaged_folders_are_refused(tmp_path: Path) -> None:
     for other in (
         fields | {"compressor": {"id": "zstd", "level": 1}},
         fields | {"order": "F"},
+        fields | {"dtype": ">f4"},
         fields | {"chunks": [1, *fields["chunks"][1:]]},
     ):
         (array / ".zarray").write_text(json.dumps(other))
-        refuse(out, "in pieces, or compressed")
+        refuse(out, "in pieces, compressed or of swapped bytes")
     for text in (
         "{",
         "{}",
         json.dumps(fields | {"dtype": "none"}),
         json.dumps(fields | {"shape": 3}),
+        json.dumps(fields | {"shape": [float("inf")]}),
     ):
         (array / ".zarray").write_text(text)
         refuse(out, "does not describe an array")

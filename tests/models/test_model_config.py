@@ -124,6 +124,7 @@ def test_qwen3_has_heads_of_128_unless_told():
         ({"rope_scaling": {"type": "spiral"}}, ["'spiral'", "yarn", "llama3"]),
         ({"rope_scaling": {"type": "longrope"}}, ["longrope", "long_factor", "short_factor"]),
         ({"rope_scaling": {"type": "linear"}}, ["linear", "factor"]),
+        ({"rope_scaling": YARN, "rope_theta": 1}, ["'yarn'", "rope_theta above 1", "found 1"]),
         ({"partial_rotary_factor": 0.2}, ["3", "16"]),
         ({"partial_rotary_factor": 1.5}, ["24", "16"]),
         ({"torch_dtype": "int8"}, ["'int8'", "bfloat16"]),
@@ -132,6 +133,13 @@ def test_qwen3_has_heads_of_128_unless_told():
         ({"architectures": []}, ["architectures"]),
         ({"hidden_size": None}, ["'hidden_size'"]),
         ({"num_key_value_heads": 3}, ["4", "3"]),
+        ({"num_key_value_heads": 0}, ["'num_key_value_heads'", "above 0, found 0"]),
+        ({"use_sliding_window": True, "sliding_window": 0}, ["'sliding_window'", "found 0"]),
+        ({"rope_theta": 0}, ["'rope_theta'", "found 0"]),
+        ({"partial_rotary_factor": 0}, ["'partial_rotary_factor'", "found 0"]),
+        ({"layer_types": "full_attention"}, ["layer_types", "3 layers", "'full_attention'"]),
+        ({"layer_types": ["full_attention"] * 2}, ["layer_types", "3 layers", "2 types"]),
+        ({"layer_types": [*["full_attention"] * 2, "linear_attention"]}, ["'linear_attention'"]),
         ({"head_dim": 15}, ["15"]),
     ],
 )
@@ -145,8 +153,8 @@ COUNTS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
 )
-NO_COUNT = ["64", -1, 1.5, 1e300, 10**30, float("nan"), True, [64], {"a": 1}]
-NO_NUMBER = ["0.1", -1, float("nan"), float("inf"), True, [1.0]]
+NO_COUNT = ["64", 0, -1, 1.5, 1e300, 10**30, float("nan"), True, [64], {"a": 1}]
+NO_NUMBER = ["0.1", 0, -1, float("nan"), float("inf"), True, [1.0]]
 NO_FLAG = ["false", 1, 0.0, [True]]
 NO_TOKEN = ["2", -1, 1.5, 2**40, True, [[2]], ["2"], {"a": 2}]
 NO_ROPE = ["linear", 4, True, [["type", "linear"]], {"type": ["linear"]}, {"type": 5}]

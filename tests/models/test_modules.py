@@ -49,6 +49,10 @@ def write_modules(folder: Path, *names: str, package: str = "sentence_transforme
     write(folder, "modules.json", entries)
 
 
+def listing(*names: str, path: str = "1_Pooling") -> list[dict[str, str]]:
+    return [{"type": f"a.{name}", "path": path} for name in names]
+
+
 def test_a_plain_folder_says_nothing(tmp_path):
     write(tmp_path, "config.json", {})
     assert read_settings(tmp_path) == EmbeddingSettings()
@@ -117,8 +121,17 @@ def test_what_scores_end_in(tmp_path, config):
     [
         ({"modules.json": {}}, ["modules.json", "{}"]),
         ({"modules.json": [{"path": ""}]}, ["modules.json", "'type'"]),
-        ({"modules.json": [{"type": "a.b.WordEmbeddings", "path": ""}]}, ["'WordEmbeddings'"]),
-        ({"modules.json": [{"type": "a.Transformer", "path": ""}]}, ["no module 'Pooling'"]),
+        (
+            {"modules.json": [{"type": "a.b.WordEmbeddings", "path": ""}]},
+            ["'WordEmbeddings'", "Pooling"],
+        ),
+        ({"modules.json": [{"type": "a.Transformer", "path": ""}]}, ["['Transformer']", "Pooling"]),
+        ({"modules.json": listing("Transformer", "Pooling", "Pooling")}, ["in this order"]),
+        ({"modules.json": listing("Transformer", "Dense", "Pooling")}, ["in this order"]),
+        ({"modules.json": listing("Transformer", "Pooling", "Normalize", "Dense")}, ["order"]),
+        ({"modules.json": listing("Pooling", "Transformer")}, ["in this order"]),
+        ({"modules.json": listing("Transformer", "Pooling", path="\0")}, ["null byte"]),
+        ({"modules.json": listing("Transformer", "Pooling", path="x" * 999)}, ["too long"]),
         ({"1_Pooling/config.json": {}}, ["nothing", "pooling_mode_mean_tokens"]),
         (
             {"1_Pooling/config.json": MEAN | {"pooling_mode_cls_token": True}},

@@ -206,6 +206,8 @@ EXTREMES: list[dict[str, Any]] = [
     {"frequency_penalty": -2.0, "presence_penalty": -2.0},
     {"logit_bias": dict.fromkeys(range(VOCAB), -100.0)},
     {"stop_token_ids": list(range(VOCAB)), "min_tokens": 12},
+    {"allowed_token_ids": [3], "logit_bias": {3: -100.0}},
+    {"banned_token_ids": list(range(1, VOCAB))},
 ]
 
 
@@ -216,6 +218,17 @@ def test_no_value_that_is_allowed_breaks_a_step(core: EngineCore, params: dict[s
     assert [len(each) for each in tokens.values()] == [12] * params.get("n", 1)
     if not params.get("ignore_eos", True):
         assert 7 not in tokens["extreme", 0][:11], "the end of the sequence was masked"
+
+
+def test_allowed_and_banned_tokens(core: EngineCore) -> None:
+    allowed = [20, 30, 40, 50]
+    ways: list[dict[str, Any]] = [{}, {"temperature": 1.0, "n": 2, "max_tokens": 40}]
+    for way in ways:
+        tokens = run(core, make_request("a", prompt_of(9), allowed_token_ids=allowed, **way))
+        assert {each for row in tokens.values() for each in row} <= {*allowed}
+    free = run(core, make_request("free", prompt_of(9)))["free", 0]
+    kept = run(core, make_request("kept", prompt_of(9), banned_token_ids=free))["kept", 0]
+    assert not {*free} & {*kept}
 
 
 def test_the_models_end_of_sequence_has_no_stop_reason(core: EngineCore) -> None:

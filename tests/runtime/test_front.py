@@ -1,11 +1,14 @@
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
 
+from paged.models.tokenizer import Tokenizer
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.front import Prepared, Prompt
 from paged.runtime.sampling_params import SamplingParams
-from tests.runtime.fakes import MAX_MODEL_LEN, VOCAB_SIZE, front
+from tests.runtime.fakes import EOS, MAX_MODEL_LEN, VOCAB_SIZE, byte_alphabet, front
 
 
 def prepare(prompt: Any, params: SamplingParams | None = None, **settings: Any) -> Prepared:
@@ -72,6 +75,8 @@ def test_ids_outside_the_vocabulary_are_refused(token):
     )
     assert error("a", SamplingParams(stop_token_ids=[token]))[1] == "stop_token_ids"
     assert error("a", SamplingParams(logit_bias={token: 1.0}))[1] == "logit_bias"
+    assert error("a", SamplingParams(allowed_token_ids=[token]))[1] == "allowed_token_ids"
+    assert error("a", SamplingParams(banned_token_ids=[token]))[1] == "banned_token_ids"
 
 
 def test_ids_of_the_whole_vocabulary_are_taken():
@@ -194,3 +199,39 @@ def test_templates_that_refuse_are_the_callers_mistake():
     with pytest.raises(InvalidRequest, match="no thanks") as caught:
         front().chat_prompts([[]], chat_template="{{ raise_exception('no thanks') }}")
     assert caught.value.param == "messages"
+
+
+def words_tokenizer() -> Tokenizer:
+    """ "b" is a token also behind a space; other bytes are not."""
+    vocabulary = {character: byte for byte, character in enumerate(byte_alphabet())}
+    vocabulary["\u0120b"] = 256
+    backend = Backend(models.BPE(vocabulary, [("\u0120", "b")]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return Tokenizer(backend, special_tokens={}, chat_templates={})
+
+
+def test_bad_words_of_one_token_are_banned() -> None:
+    ours = front(tokenizer=words_tokenizer(), vocab_size=257)
+    params = SamplingParams(bad_words=["b"], banned_token_ids=[9])
+    assert ours.prepare("r", "a", params).request.params.banned_token_ids == [9, ord("b"), 256]
+    for wrong in (["b", "c"], ["bb"], ["\ud800"]):
+        with pytest.raises(InvalidRequest) as caught:
+            ours.prepare("r", "a", SamplingParams(bad_words=wrong))
+        assert caught.value.param == "bad_words"
+    with pytest.raises(InvalidRequest, match="need a tokenizer"):
+        front(tokenizer=None).prepare("r", [1], SamplingParams(bad_words=["b"]))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"allowed_token_ids": []},
+        {"allowed_token_ids": [1], "banned_token_ids": [1, 2]},
+        {"allowed_token_ids": [EOS], "min_tokens": 1},
+        {"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 1},
+    ],
+)
+def test_something_must_be_left_to_choose(fields: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        front(eos_token_ids=frozenset({EOS})).prepare("r", "a", SamplingParams(**fields))
+    assert caught.value.param == "allowed_token_ids"

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paged.runtime import llm as llm_module
@@ -63,6 +64,23 @@ def test_results_come_in_the_order_of_prompts(llm):
     params = [SamplingParams(max_tokens=count) for count in (4, 1, 3, 2)]
     outputs = generate(llm, prompts, params)
     assert texts(outputs) == [["abab"], ["c"], ["ded"], ["ff"]]
+
+
+@pytest.mark.parametrize(
+    "prompts", [np.array([[97, 98], [99, 97]]), [np.array([97, 98]), np.array([99, 97])]]
+)
+def test_arrays_of_token_ids_are_prompts(llm, prompts):
+    outputs = generate(llm, prompts, SamplingParams(max_tokens=2))
+    assert texts(outputs) == [["ab"], ["ca"]]
+    (alone,) = generate(llm, prompts[0], SamplingParams(max_tokens=2))
+    assert alone.prompt_token_ids == [97, 98]
+
+
+@pytest.mark.parametrize("prompts", [None, 5, {"a"}, iter("ab"), b"ab", np.array(5), [b"ab"]])
+def test_what_is_no_prompt_is_refused(llm, core, prompts):
+    with pytest.raises(InvalidRequest, match="must be text"):
+        generate(llm, prompts)
+    assert core.num_steps == 0
 
 
 def test_no_prompts_no_results(llm, core):

@@ -14,10 +14,13 @@ from paged.runtime.sampler import (
     SamplingMode,
     SamplingRows,
     _kept,
+    _restrict,
     choose_tokens,
     count_tokens,
     load_history,
+    load_masks,
     load_rules,
+    num_words,
     token_logprobs,
 )
 
@@ -221,6 +224,22 @@ def test_rules_hold_until_their_output_index() -> None:
     assert choose_tokens(logits, rows, state, SamplingMode.ADJUSTED).tolist() == [12, 10]
 
 
+def test_where_tokens_are_allowed_all_others_are_not() -> None:
+    logits = jnp.zeros((3, VOCAB)).at[:, 10].set(5.0).at[:, 11].set(4.0).at[:, 12].set(-80.0)
+    state = SamplerState.zeros(3, VOCAB, 4)
+    rules = [[(11, jnp.inf), (12, jnp.inf)], [(11, jnp.inf), (12, jnp.inf), (12, 90.0)], [(9, 7.0)]]
+    for slot, given in enumerate(rules):
+        given = given + [(VOCAB, 0.0)] * (4 - len(given))
+        token, bias = (jnp.asarray(each) for each in zip(*given, strict=True))
+        until = jnp.full(4, 2**30)
+        state = load_rules(state, jnp.int32(slot), token, bias.astype(jnp.float32), until)
+    greedy = choose_tokens(logits, make_rows(3, temperature=0), state, SamplingMode.ADJUSTED)
+    assert greedy.tolist() == [11, 12, 9]
+    hot = {choose_tokens(logits, make_rows(3, temperature=50.0, seed=[[7, i]] * 3), state,
+                         SamplingMode.ADJUSTED).tolist()[0] for i in range(40)}  # fmt: skip
+    assert hot == {11, 12}
+
+
 def test_logprobs_are_those_of_the_raw_distribution() -> None:
     logits = make_logits(3)
     tokens = jnp.asarray([0, 50, 96])
@@ -254,3 +273,56 @@ def test_counts_stay_at_their_highest() -> None:
     for _ in range(3):
         state = count_tokens(state, make_rows(1), jnp.asarray([5]))
     assert int(state.output_counts[0, 5]) == highest
+
+
+def packed(allowed: np.ndarray) -> np.ndarray:
+    """[N, V] bool as the words of token masks."""
+    words = np.zeros((len(allowed), num_words(allowed.shape[1])), np.uint32)
+    for row, token in np.argwhere(allowed):
+        words[row, token // 32] |= np.uint32(1) << np.uint32(token % 32)
+    return words.view(np.int32)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 97, 128, 1001])
+def test_masks_leave_what_their_bits_say(vocab_size: int) -> None:
+    random = np.random.default_rng(vocab_size)
+    allowed = random.random((4, vocab_size)) < 0.3
+    allowed[np.arange(4), random.integers(0, vocab_size, 4)] = True
+    logits = random.normal(0, 3, (4, vocab_size)).astype(np.float32)
+    state = SamplerState.zeros(6, vocab_size, 1)
+    slots = np.asarray([5, 0, 3, 2])
+    # Places beyond the slots are padding.
+    masks = np.concatenate([packed(allowed), np.zeros((1, num_words(vocab_size)), np.int32)])
+    state = load_masks(state, jnp.asarray([*slots, 6]), jnp.asarray(masks))
+    got = np.asarray(_restrict(jnp.asarray(logits), state.allowed[slots]))
+    np.testing.assert_array_equal(got, np.where(allowed, logits, -np.inf))
+    logits[:, ::2] = -np.inf  # as rules leave them
+    untouched = np.asarray(_restrict(jnp.asarray(logits), state.allowed[np.asarray([1, 4, 1, 4])]))
+    np.testing.assert_array_equal(untouched, logits)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0},
+        {"temperature": 0.01},
+        {"temperature": 1e6},
+        {"top_k": 1},
+        {"top_p": 0.1, "min_p": 0.9},
+        {"repetition_penalty": 1e6, "presence_penalty": -2.0},
+    ],
+)
+@pytest.mark.parametrize("banned", [[], [40], [40, 90]])
+def test_a_grammar_goes_before_all_else(fields: dict[str, object], banned: list[int]) -> None:
+    allowed = np.zeros((1, VOCAB), bool)
+    allowed[0, [40, 90]] = True
+    rules = np.full(2, VOCAB)
+    rules[: len(banned)] = banned
+    state = SamplerState.zeros(1, VOCAB, 2)
+    bias, until = jnp.full(2, -jnp.inf), jnp.full(2, 100)
+    state = load_rules(state, jnp.int32(0), jnp.asarray(rules), bias, until)
+    state = load_masks(state, jnp.asarray([0]), jnp.asarray(packed(allowed)))
+    expected = {40, 90} - set(banned) or {40, 90}
+    rows = make_rows(20, slots=0, **fields)
+    tokens = choose_tokens(make_logits(20), rows, state, SamplingMode.ADJUSTED)
+    assert set(np.asarray(tokens).tolist()) <= expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,16 @@ from paged.runtime.core import EngineCore
 from paged.runtime.memory import MemoryPlan
 from paged.runtime.messages import EngineRequest, SequenceOutput
 from tests.models.harness import load_golden, write_checkpoint
-from tests.runtime.test_core import compile_cache, drain, make_core, make_request, run, tokens_of
+from tests.runtime.test_core import (
+    MODEL,
+    compile_cache,
+    drain,
+    make_core,
+    make_request,
+    mixed_load,
+    run,
+    tokens_of,
+)
 
 __all__ = ["compile_cache"]
 
@@ -91,6 +101,38 @@ def test_a_long_sequence_holds_the_pages_of_its_window(
         assert held <= window + chunk + keeps_all * (max(num_tokens, 57) // 8 + 1)
         most = max(most, held)
     assert most >= keeps_all * 246 // 8
+    core.close()
+
+
+# A window that no page size divides, in layers of two groups; heads and vocabulary as odd.
+ODD_WINDOWS = MODEL | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "head_dim": 10,
+    "num_hidden_layers": 3,
+    "use_sliding_window": True,
+    "sliding_window": 11,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_crowd_in_few_pages_answers_as_one_by_one(
+    cached: bool, tmp_path: Path, compile_cache: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(ODD_WINDOWS))
+    source = resolve_model(tmp_path, load_format="dummy")
+    page_bytes = 8 * 2 * 2 * 10 * 4  # tokens, keys and values, heads, head size, float32
+    few = {"kv_cache_memory_bytes": 54 * page_bytes, "enable_prefix_caching": cached}
+    core = make_core(source, compile_cache, **few)
+    alone: dict[tuple[str, int], list[int]] = {}
+    for request in mixed_load():
+        alone |= run(core, request)
+        assert core.reset_prefix_cache()
+    assert run_preempted(core, *mixed_load()) == alone
+    stats = core.stats()
+    assert stats.kv_cache_usage == 0
+    assert stats.num_free_pages + stats.num_cached_pages == stats.num_pages
     core.close()
 
 

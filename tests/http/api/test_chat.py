@@ -8,6 +8,7 @@ from starlette.testclient import TestClient
 from tests.http.fakes import FakeEngine
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
+CLOCK = {"type": "function", "function": {"name": "clock"}}
 
 
 def chat(client: TestClient, **body: Any) -> dict[str, Any]:
@@ -97,8 +98,7 @@ def test_tool_messages_reach_the_template(client: TestClient, engine: FakeEngine
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "noon", "tool_call_id": "1"},
     ]
-    tool = {"type": "function", "function": {"name": "time"}}
-    chat(client, messages=messages, tools=[tool], tool_choice="none")
+    chat(client, messages=messages, tools=[CLOCK], tool_choice="none")
     assert engine.seen[0].text == "tools=1|user:Hi|assistant:|tool:noon|assistant:"
 
 
@@ -147,7 +147,7 @@ def test_conversations_that_are_refused(
         {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 400}]},
         {"messages": [{"role": "user", "content": ""}] * 100},
         {"chat_template_kwargs": {"x": list(range(3000))}},
-        {"tools": [{"x": list(range(3000))}], "tool_choice": "none"},
+        {"tools": [{**CLOCK, "x": list(range(3000))}], "tool_choice": "none"},
     ],
 )
 def test_long_conversations_do_not_hold_up_others(

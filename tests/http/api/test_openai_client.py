@@ -85,9 +85,9 @@ def test_errors(sdk: OpenAI) -> None:
     assert caught.value.param == "temperature"
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         sdk.chat.completions.create(model="gpt-5", messages=MESSAGES)
-    with pytest.raises(openai.BadRequestError, match="response_format is not supported"):
+    with pytest.raises(openai.BadRequestError, match="audio is not supported"):
         sdk.chat.completions.create(
-            model="tiny", messages=MESSAGES, response_format={"type": "json_object"}
+            model="tiny", messages=MESSAGES, audio={"format": "wav", "voice": "alloy"}
         )
 
 

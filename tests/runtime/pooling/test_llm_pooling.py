@@ -239,6 +239,14 @@ def test_a_dense_layer_must_fit(folder, load):
         load(path)
 
 
+def test_vectors_are_cut_to_no_more_than_they_have(folder, load):
+    path = folder("bert")
+    config = json.loads((path / "config.json").read_text())
+    write(path, "config.json", config | {"matryoshka_dimensions": [8, 768]})
+    with pytest.raises(ConfigError, match=r"'matryoshka_dimensions' has 768, and .* have 72"):
+        load(path)
+
+
 def test_weights_and_steps_must_fit_together():
     check_memory(3 * 2**30, 2**31, 2**30)
     with pytest.raises(ConfigError, match=r"2\.00 GiB.*1\.00 GiB.*2\.50 GiB"):

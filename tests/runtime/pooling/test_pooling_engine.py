@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from paged.runtime.errors import EngineDead, InvalidRequest, Unsupported
-from tests.runtime.pooling.pooling_fakes import FakeRunner, pooling_engine
+from paged.runtime.pooling.comparison import pair_up
+from tests.runtime.pooling.pooling_fakes import LETTERS, FakeRunner, pooling_engine
 
 SECONDS = 20
 
@@ -84,6 +85,39 @@ def test_progress_is_told(engine):
     told: list[int] = []
     engine.embed(engine.reader.texts(["a", "b" * 20]), advance=told.append).result(SECONDS)
     assert sum(told) == 2
+
+
+def test_progress_that_fails_ends_its_request_alone(engine, runner):
+    """As it does when standard error is closed."""
+
+    def broken(number: int) -> None:
+        raise BrokenPipeError("nobody reads this")
+
+    first = held(engine, runner)
+    second = engine.embed(engine.reader.texts(["b", "c", "d", "e" * 20]), advance=broken)
+    runner.gate.set()
+    with pytest.raises(BrokenPipeError):
+        second.result(SECONDS)
+    assert len(first.result(SECONDS)) == 1
+    assert len(engine.embed(engine.reader.texts(["b"])).result(SECONDS)) == 1
+    assert not engine.errored
+
+
+@pytest.mark.parametrize(
+    ("queries", "documents"),
+    [("a", 5), (None, "a"), ("a", [None]), (["a"], [["b"]]), ([1], ["a"]), ("a", b"b"), (2, 3)],
+)
+def test_only_texts_are_scored(queries, documents):
+    with pytest.raises(InvalidRequest, match="a text, or a list of texts"):
+        pair_up(queries, documents)
+
+
+def test_no_cosine_is_above_1():
+    engine = pooling_engine()
+    pairs = [(text, text) for text in LETTERS]
+    outputs = engine.score(engine.compare(pairs)).result(SECONDS)
+    assert max(output.outputs.score for output in outputs) <= 1
+    engine.shutdown()
 
 
 @pytest.mark.parametrize("failure", [{"fails_at": 1}, {"refuses_at": 1}])
@@ -186,7 +220,15 @@ def test_vectors_are_cut_where_the_model_allows_it():
 
 @pytest.mark.parametrize(
     ("dimensions", "asked", "words"),
-    [((), 2, "may not be cut"), (None, 0, "1 to 4, got 0"), (None, 5, "1 to 4, got 5")],
+    [
+        ((), 2, "may not be cut"),
+        (None, 0, "1 to 4, got 0"),
+        (None, 5, "1 to 4, got 5"),
+        (None, True, "a whole number, got True"),
+        (None, 4.0, r"a whole number, got 4\.0"),
+        (None, "4", "a whole number, got '4'"),
+        (None, float("nan"), "a whole number, got nan"),
+    ],
 )
 def test_other_dimensions_are_refused(dimensions, asked, words):
     engine = pooling_engine(dimensions=dimensions)

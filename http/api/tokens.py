@@ -1,0 +1,135 @@
+"""POST /tokenize and /detokenize: text to the token ids that generation reads, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paged.http.api.body import json_response, read_body
+from paged.http.api.conversation import chat_prompt
+from paged.http.api.fields import Neutral
+from paged.http.api.prompts import tokenised
+from paged.http.api.protocol import ChatRequest, Message
+from paged.http.api.service import AnyService, Service, served_by
+from paged.http.engine import Tokenizer
+from paged.runtime.errors import InvalidRequest, Unsupported
+from paged.runtime.long_text import without_hurry
+
+_NEUTRAL: Neutral = {"mm_processor_kwargs": ({},)}
+# What a chat request calls the same.
+_OF_CHAT = (
+    *("add_generation_prompt", "add_special_tokens", "chat_template", "chat_template_kwargs"),
+    *("continue_final_message", "tools"),
+)
+
+
+class TokenizeRequest(Struct, frozen=True, kw_only=True):
+    """A text, or the messages of a conversation with what chat requests say beside them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class Tokenized(Struct, frozen=True, kw_only=True):
+    """Token ids, and their texts where asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | UnsetType = UNSET
+
+
+class DetokenizeRequest(Struct, frozen=True, kw_only=True):
+    """Token ids."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class Detokenized(Struct, frozen=True, kw_only=True):
+    """Their text, special tokens included."""
+
+    prompt: str
+
+
+async def tokenize(request: Request) -> Response:
+    """The token ids of a text or a conversation."""
+    service = served_by(request)
+    body = await read_body(request, TokenizeRequest, _NEUTRAL, service.max_body_size)
+    service.check_model(body.model)
+    tokens = await _tokens(service, body)
+    strings = [_text(_tokenizer(service), token) for token in tokens]
+    return json_response(
+        Tokenized(
+            count=len(tokens),
+            max_model_len=service.engine.max_model_len,
+            tokens=tokens,
+            token_strs=strings if body.return_token_strs else UNSET,
+        )
+    )
+
+
+async def detokenize(request: Request) -> Response:
+    """The text of token ids."""
+    service = served_by(request)
+    body = await read_body(request, DetokenizeRequest, {}, service.max_body_size)
+    service.check_model(body.model)
+    tokenizer = _tokenizer(service)
+
+    def work() -> str:
+        for token in set(body.tokens):
+            if not 0 <= token < 2**31 or not tokenizer.token_bytes(token):
+                raise InvalidRequest(f"Token id {token} is out of vocabulary", "tokens")
+        return tokenizer.decode(body.tokens, skip_special_tokens=False)
+
+    return json_response(Detokenized(prompt=await without_hurry(len(body.tokens), work)))
+
+
+async def _tokens(service: AnyService, body: TokenizeRequest) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("send either prompt or messages", "prompt")
+    if body.messages is not None:
+        return await _chat_tokens(service, body, body.messages)
+    [tokens] = await tokenised(
+        [body.prompt or ""],
+        _tokenizer(service),
+        service.engine.max_model_len,
+        add_special_tokens=body.add_special_tokens is not False,
+    )
+    return tokens
+
+
+async def _chat_tokens(
+    service: AnyService, body: TokenizeRequest, messages: list[Message]
+) -> list[int]:
+    if not isinstance(service, Service):
+        raise Unsupported("This model has no conversations: send a prompt", "messages")
+    # Without tool_choice, tools would be asked to be called; here they are only to be shown.
+    chat = ChatRequest(
+        messages=messages,
+        tool_choice="none" if body.tools else None,
+        **{name: getattr(body, name) for name in _OF_CHAT},
+    )
+    return await chat_prompt(chat, service.engine, service.template_for(body.chat_template))
+
+
+def _tokenizer(service: AnyService) -> Tokenizer:
+    tokenizer = service.engine.tokenizer
+    if tokenizer is None:
+        raise InvalidRequest("This server has no tokenizer", "prompt")
+    return tokenizer
+
+
+def _text(tokenizer: Tokenizer, token: int) -> str:
+    return tokenizer.token_bytes(token).decode("utf-8", errors="replace")

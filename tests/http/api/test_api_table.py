@@ -1,0 +1,64 @@
+"""docs/api.md lists what the protocol declares, no more and no less, and tests that are there."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from paged.http.api.fields import ACCEPTED, CHAT_NEUTRAL, COMPLETION_NEUTRAL
+from paged.http.api.protocol import ChatRequest, CompletionRequest
+from paged.http.options import ServeOptions
+from paged.runtime.config import EngineConfig
+
+ROOT = Path(__file__).parents[3]
+SECTIONS = {
+    part.partition("\n")[0]: part for part in (ROOT / "docs/api.md").read_text().split("\n## ")
+}
+SHARED, COMPLETIONS, CHATS = "Both routes", "Completions only", "Chat only"
+
+
+def fields(section: str) -> list[str]:
+    """First cells of the table."""
+    return re.findall(r"^\| `(\w+)` \|", SECTIONS[section], re.MULTILINE)
+
+
+def test_no_field_is_missing_on_either_side() -> None:
+    both = fields(SHARED)
+    assert sorted(both + fields(COMPLETIONS)) == sorted(CompletionRequest.__struct_fields__)
+    assert sorted(both + fields(CHATS)) == sorted(ChatRequest.__struct_fields__)
+
+
+def test_what_is_refused() -> None:
+    rows = []
+    for name in {**CHAT_NEUTRAL, **COMPLETION_NEUTRAL}:
+        on_chat, on_completions = name in CHAT_NEUTRAL, name in COMPLETION_NEUTRAL
+        routes = "both" if on_chat and on_completions else "chat" if on_chat else "completions"
+        values = CHAT_NEUTRAL.get(name, COMPLETION_NEUTRAL.get(name, ()))
+        shown = ", ".join(f"`{json.dumps(value)}`" for value in values)
+        rows.append(f"| `{name}` | {routes} | {shown} |")
+    listed = [line for line in SECTIONS["Refused"].splitlines() if line.startswith("| `")]
+    assert listed == sorted(rows)
+
+
+def test_what_is_accepted() -> None:
+    assert re.findall(r"`(\w+)`", SECTIONS["Accepted"]) == sorted(ACCEPTED)
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`(test_\w+\.py::\w+)`", str(SECTIONS)))))
+def test_the_tests_exist(name: str) -> None:
+    file, _, test = name.partition("::")
+    [path] = (ROOT / "tests").rglob(file)
+    assert re.search(rf"^(def|class) {test}\b", path.read_text(), re.MULTILINE)
+
+
+def test_every_row_names_one() -> None:
+    for section in (SHARED, COMPLETIONS, CHATS):
+        rows = re.findall(r"^\| `\w+` \|.*$", SECTIONS[section], re.MULTILINE)
+        assert all(re.search(r"`test_\w+\.py::\w+` \|$", row) for row in rows)
+
+
+def test_flags_exist() -> None:
+    known = {*ServeOptions.__dataclass_fields__, *EngineConfig.__dataclass_fields__}
+    flags = re.findall(r"`--([a-z-]+)", str(SECTIONS))
+    assert [flag for flag in flags if flag.replace("-", "_") not in known] == []
