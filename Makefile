@@ -39,12 +39,12 @@ serve: $(RUN)
 	@exec $(BIN)/paged serve --port $(PORT) $(or $(ARGS),--host 127.0.0.1)
 
 test: lint
-	@echo "==> pytest (some minutes)"
-	@$(BIN)/python -m pytest -q -m "not slow and not gpu"
+	@echo "==> pytest (some minutes, in two processes)"
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu"
 
 test-slow: lint
 	@echo "==> pytest, slow tests included"
-	@$(BIN)/python -m pytest -q -m "not gpu"
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not gpu"
 
 lint: $(DEV)
 	@echo "==> ruff"
