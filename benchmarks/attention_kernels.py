@@ -15,7 +15,6 @@ import functools
 import json
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -28,7 +27,16 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
 from benchmarks.floors import Ceilings
-from benchmarks.gpu import DTYPE, ceilings, difference, median_microseconds, random, repeated
+from benchmarks.gpu import (
+    DTYPE,
+    ceilings,
+    difference,
+    gpu_arguments,
+    median_microseconds,
+    page_tables,
+    random,
+    repeated,
+)
 from paged.attention import BACKENDS, AttentionMetadata, Scoring, attention_metadata
 from paged.attention.tiling import BY_RULE, Tilings
 from paged.attention.tuned import TUNED
@@ -154,11 +162,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--only", default="", help="only cases whose name contains this")
     parser.add_argument("--budget", type=float, default=150, help="stop after so many seconds")
-    options = parser.parse_args()
-    if jax.default_backend() != "gpu":
-        parser.error(f"needs a GPU, but JAX runs on {jax.default_backend()}")
-    # Says at each kernel that its backend will go one day.
-    warnings.filterwarnings("ignore", message="The Pallas Triton backend is deprecated")
+    options = gpu_arguments(parser)
 
     began = time.monotonic()
     wanted = jobs(options.only)
@@ -262,12 +266,7 @@ def measure(
     card: Ceilings,
 ) -> Result:
     """Time a compiled case, and compare it with the reference where a case has it."""
-    rng = np.random.default_rng(0)
-    shape = table_shape(case)
-    tables = [
-        jnp.asarray(rng.integers(1, POOL_TOKENS // PAGE_SIZE, shape), jnp.int32)
-        for _ in range(case.calls)
-    ]
+    tables = page_tables(table_shape(case), POOL_TOKENS // PAGE_SIZE, case.calls)
     meta = metadata(case, backend, tables[0])
     q = random(1, (case.num_tokens, HEADS, HEAD_DIM))
     outputs, runs = repeated(program, q, pool, meta, tables)

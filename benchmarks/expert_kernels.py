@@ -36,7 +36,15 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
 from benchmarks.floors import Ceilings
-from benchmarks.gpu import DTYPE, ceilings, kernels, median_microseconds, random, repeated
+from benchmarks.gpu import (
+    DTYPE,
+    ceilings,
+    gpu_arguments,
+    kernels,
+    median_microseconds,
+    random,
+    repeated,
+)
 from benchmarks.mixtures import ERROR, MODELS, THREADS, Sizes, check, layer_weights
 from benchmarks.tables import short, with_products
 from benchmarks.tune_matmul import timed
@@ -95,10 +103,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=600, help="begin nothing after so long")
     parser.add_argument("--json", type=Path, help="write all that is measured here")
     parser.add_argument("--table", type=Path, help="write the table here, with what it had")
-    options = parser.parse_args()
-    if jax.default_backend() != "gpu":
-        parser.error(f"needs a GPU, but JAX runs on {jax.default_backend()}")
-    return options
+    return gpu_arguments(parser)
 
 
 def measured(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import importlib
 import statistics
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.mosaic.gpu import profiler
 
 from benchmarks.floors import Ceilings
@@ -19,6 +22,22 @@ RUNS = 5
 
 Kernels = list[tuple[str, float]]
 """Name and milliseconds of each kernel, in the order they ran."""
+
+
+def gpu_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The command line of a program that needs a GPU; an error where JAX has none."""
+    options = parser.parse_args()
+    if jax.default_backend() != "gpu":
+        parser.error(f"needs a GPU, but JAX runs on {jax.default_backend()}")
+    # Says at each kernel that its backend will go one day.
+    warnings.filterwarnings("ignore", message="The Pallas Triton backend is deprecated")
+    return options
+
+
+def page_tables(shape: tuple[int, int], num_pages: int, count: int) -> list[jax.Array]:
+    """Tables [rows, P] int32 of pages anywhere in a pool but at its null page, always the same."""
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.integers(1, num_pages, shape), jnp.int32) for _ in range(count)]
 
 
 def kernels(run: Callable[[], object]) -> Kernels:

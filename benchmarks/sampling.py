@@ -15,7 +15,6 @@ import functools
 import json
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -27,7 +26,7 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
-from benchmarks.gpu import median_microseconds, repeated
+from benchmarks.gpu import gpu_arguments, median_microseconds, repeated
 from paged.runtime.sampler import (
     SamplerState,
     SamplingMode,
@@ -115,11 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--budget", type=float, default=120, help="stop after so many seconds")
-    options = parser.parse_args()
-    if jax.default_backend() != "gpu":
-        parser.error(f"needs a GPU, but JAX runs on {jax.default_backend()}")
-    # Says at each kernel that its backend will go one day.
-    warnings.filterwarnings("ignore", message="The Pallas Triton backend is deprecated")
+    options = gpu_arguments(parser)
 
     began = time.monotonic()
     results = []

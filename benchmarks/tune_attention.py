@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
+from benchmarks.gpu import gpu_arguments
 from benchmarks.tables import entry_lines, short, with_table
 from paged.attention import default_backend
 from paged.attention.tiling import Key, Tilings
@@ -117,10 +118,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write all that is measured here")
     parser.add_argument("--table", type=Path, help="write the table here, with what it had")
     parser.add_argument("--seconds", type=float, default=240, help="stop after so long")
-    options = parser.parse_args()
-    if jax.default_backend() != "gpu":
-        parser.error(f"needs a GPU, but JAX runs on {jax.default_backend()}")
-    return options
+    return gpu_arguments(parser)
 
 
 def tune(layer: Layer, seconds: float) -> Found | None:

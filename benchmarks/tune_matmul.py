@@ -28,7 +28,7 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
-from benchmarks.gpu import DTYPE, difference, kernels, random
+from benchmarks.gpu import DTYPE, difference, gpu_arguments, kernels, random
 from benchmarks.tables import short, with_products
 from paged.matmul import Tiling, matmul
 from paged.matmul.estimate import ranked_tilings
@@ -153,10 +153,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write all that is measured here")
     parser.add_argument("--table", type=Path, help="write the table here, with what it had")
     parser.add_argument("--seconds", type=float, default=3600, help="stop after so long")
-    options = parser.parse_args()
-    if jax.default_backend() != "gpu":
-        parser.error(f"needs a GPU, but JAX runs on {jax.default_backend()}")
-    return options
+    return gpu_arguments(parser)
 
 
 def measured(cases: list[Case], deadline: float) -> Iterator[list[Result]]:

@@ -15,7 +15,7 @@ from flax import struct
 from paged.attention import BACKENDS, attention_metadata
 from paged.cache import PagedKVCache
 from paged.models.config import ModelConfig
-from paged.models.encoder import CLASSIFIERS, classify, encode
+from paged.models.encoder import classify, encode, is_classifier
 from paged.models.pooling import ACTIVATIONS, Pooling
 from paged.models.registry import ENCODERS, Encoder, get_family
 from paged.models.weights import Linear
@@ -49,7 +49,7 @@ class Embedder:
     @property
     def scores(self) -> bool:
         """Whether it makes a score of two texts, not a vector of one."""
-        return self.config.architecture.endswith(CLASSIFIERS)
+        return is_classifier(self.config)
 
     @property
     def prefix(self) -> str:

@@ -22,9 +22,6 @@ from paged.models.config_values import count, expect, shown
 from paged.models.layers import LayerNorm, biased_norm
 from paged.models.weights import Dense, Embedding, Linear, embedding, fused_linear, linear
 
-CLASSIFIERS = "ForSequenceClassification"
-"""How the names of architectures end that score a text."""
-
 # Scores (float32) that attention holds at once: 1 GiB of them. More are made in several turns.
 _MOST_SCORES = 2**28
 
@@ -117,6 +114,11 @@ def _num_labels(data: Mapping[str, Any]) -> int:
     return len(labels)
 
 
+def is_classifier(config: ModelConfig) -> bool:
+    """Whether a model scores a text."""
+    return config.architecture.endswith("ForSequenceClassification")
+
+
 def encoder_specs(config: ModelConfig, prefix: str, classifier: tuple[str, str]) -> EncoderParams:
     """Description of an encoder.
 
@@ -126,7 +128,7 @@ def encoder_specs(config: ModelConfig, prefix: str, classifier: tuple[str, str])
     """
     size, settings, names = config.hidden_size, config.extras, f"{prefix}.embeddings"
     rows = settings.first_position + config.max_position_embeddings
-    scores = config.architecture.endswith(CLASSIFIERS)
+    scores = is_classifier(config)
     return EncoderParams(
         words=embedding(f"{names}.word_embeddings.weight", config.vocab_size, size),
         positions=embedding(f"{names}.position_embeddings.weight", rows, size),

@@ -8,7 +8,7 @@ import jax
 
 from paged.models.config import ModelConfig, resolve_dtype
 from paged.models.embedder import Embedder
-from paged.models.encoder import CLASSIFIERS
+from paged.models.encoder import is_classifier
 from paged.models.loading import ModelSource
 from paged.models.loading.bodies import load_embedder
 from paged.models.loading.modules import LISTING, EmbeddingSettings, read_settings
@@ -156,7 +156,7 @@ def make_embedder(model: ModelConfig, settings: EmbeddingSettings, *, backend: s
                 f"{size}"
             )
         size = module.outputs
-    if model.architecture.endswith(CLASSIFIERS) and model.extras.num_labels != 1:
+    if is_classifier(model) and model.extras.num_labels != 1:
         raise ConfigError(
             f"this {model.architecture} has {model.extras.num_labels} labels; only those with one, "
             "which is a score, are supported"

@@ -1,8 +1,6 @@
 """No body makes a server over the real engine fail, and beams come through the socket."""
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ from paged.http.app import create_app
 from paged.runtime.async_engine import AsyncEngine
 from tests.http.api.test_any_body import CHATS, COMPLETIONS, VALUES
 from tests.http.fakes import serving
-from tests.runtime.fakes import TEMPLATE, byte_tokenizer
+from tests.runtime.fakes import write_model
 from tests.runtime.test_llm_end_to_end import FLAGS, MODEL
 
 pytestmark = pytest.mark.slow
@@ -29,11 +27,7 @@ PATHS = {
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncEngine]:
-    folder: Path = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(MODEL))
-    byte_tokenizer().backend.save(str(folder / "tokenizer.json"))
-    named = {"eos_token": "<eos>", "chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    folder = write_model(tmp_path_factory.mktemp("model"), MODEL)
     engine = AsyncEngine(str(folder), compile_cache_dir="", **FLAGS)
     yield engine
     engine.shutdown()

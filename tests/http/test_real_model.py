@@ -26,20 +26,10 @@ QUESTION: list[ChatCompletionMessageParam] = [
 
 
 @pytest.fixture(scope="module")
-def real_url() -> Iterator[str]:
-    engine = AsyncEngine(
-        max_model_len=256,
-        kv_cache_memory_bytes=64 * 2**20,
-        max_num_seqs=4,
-        max_num_batched_tokens=32,
-        compile_cache_dir="",
-    )
-    try:
-        answers = AnswerFormat("hermes", "qwen3", auto=True)
-        with serving(create_app(engine, [MODEL], answers=answers)) as url:
-            yield f"{url}/v1"
-    finally:
-        engine.shutdown()
+def real_url(demo_engine: AsyncEngine) -> Iterator[str]:
+    answers = AnswerFormat("hermes", "qwen3", auto=True)
+    with serving(create_app(demo_engine, [MODEL], answers=answers)) as url:
+        yield f"{url}/v1"
 
 
 @pytest.fixture(scope="module")

@@ -34,22 +34,12 @@ class Animal(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def sdk() -> Iterator[OpenAI]:
-    engine = AsyncEngine(
-        max_model_len=256,
-        kv_cache_memory_bytes=64 * 2**20,
-        max_num_seqs=4,
-        max_num_batched_tokens=32,
-        compile_cache_dir="",
-    )
-    try:
-        with (
-            serving(create_app(engine, [MODEL])) as url,
-            OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as sdk,
-        ):
-            yield sdk
-    finally:
-        engine.shutdown()
+def sdk(demo_engine: AsyncEngine) -> Iterator[OpenAI]:
+    with (
+        serving(create_app(demo_engine, [MODEL])) as url,
+        OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as sdk,
+    ):
+        yield sdk
 
 
 def test_parsed_answers(sdk: OpenAI) -> None:

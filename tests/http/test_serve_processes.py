@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -20,7 +19,7 @@ from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
 from tests.http.servers import ROOT, Server, started
-from tests.runtime.fakes import byte_tokenizer
+from tests.runtime.fakes import write_model
 from tests.runtime.remote import is_gone, wait_until
 from tests.runtime.test_core import MODEL
 
@@ -43,10 +42,7 @@ SIZES = ("--max-num-seqs=1", "--max-num-batched-tokens=16", "--kv-cache-memory-b
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    (folder / "config.json").write_text(json.dumps(MODEL | {"vocab_size": 300}))
-    byte_tokenizer().backend.save(str(folder / "tokenizer.json"))
-    return folder
+    return write_model(tmp_path_factory.mktemp("tiny"), MODEL | {"vocab_size": 300})
 
 
 def server(model: Path, *flags: str) -> AbstractContextManager[Server]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -44,6 +46,15 @@ def byte_tokenizer() -> Tokenizer:
     return Tokenizer(
         backend, special_tokens={"eos_token": "<eos>"}, chat_templates={"default": TEMPLATE}
     )
+
+
+def write_model(folder: Path, config: dict[str, Any]) -> Path:
+    """A folder whose model has these settings, and the small tokenizer; without weights."""
+    (folder / "config.json").write_text(json.dumps(config))
+    byte_tokenizer().backend.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<eos>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
 
 
 def echo(request: EngineRequest, index: int, position: int) -> int:

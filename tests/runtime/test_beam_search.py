@@ -1,7 +1,6 @@
 """Beam search over the real core, against the textbook's over the model alone."""
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from paged.runtime.outputs import (
     RequestOutput,
 )
 from tests.models.harness import Runner
-from tests.runtime.fakes import EOS, byte_tokenizer, front
+from tests.runtime.fakes import EOS, front, write_model
 from tests.runtime.test_llm_end_to_end import FLAGS, MODEL
 
 LONGEST = 48
@@ -40,10 +39,7 @@ class Found(NamedTuple):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(MODEL))
-    byte_tokenizer().backend.save(str(folder / "tokenizer.json"))
-    return folder
+    return write_model(tmp_path_factory.mktemp("model"), MODEL)
 
 
 @pytest.fixture(scope="module")

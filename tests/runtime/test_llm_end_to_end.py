@@ -1,10 +1,8 @@
 """LLM and AsyncEngine over the real core, on a tiny random model that speaks bytes."""
 
 import asyncio
-import json
 from collections.abc import Iterator
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from paged.runtime.errors import ConfigError
 from paged.runtime.llm import LLM
 from paged.runtime.outputs import RequestOutput
 from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
-from tests.runtime.fakes import EOS, TEMPLATE, byte_tokenizer
+from tests.runtime.fakes import EOS, write_model
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -41,12 +39,8 @@ PROMPTS = ["The sky is", "Grass", "Ünïcödé 你好 😀", "x" * 50]
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder: Path = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(MODEL))
+    folder = write_model(tmp_path_factory.mktemp("model"), MODEL)
     (folder / "generation_config.json").write_text('{"temperature": 0.5, "max_new_tokens": 6}')
-    byte_tokenizer().backend.save(str(folder / "tokenizer.json"))
-    settings = {"eos_token": "<eos>", "chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     cache = tmp_path_factory.mktemp("jit")
     return {"model": str(folder), "compile_cache_dir": str(cache), **FLAGS}
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ from paged.runtime.llm import LLM
 from paged.runtime.outputs import CompletionOutput
 from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
 from paged.runtime.structured_outputs import StructuredOutputsParams
-from tests.runtime.fakes import EOS, TEMPLATE, byte_tokenizer
+from tests.runtime.fakes import EOS, write_model
 from tests.runtime.structured_cases import CASES, Case
 
 MODEL = {
@@ -48,11 +46,7 @@ PAGE_BYTES = 16 * 2 * 16 * 4  # tokens, keys and values, head size, float32
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder: Path = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps(MODEL))
-    byte_tokenizer().backend.save(str(folder / "tokenizer.json"))
-    settings = {"eos_token": "<eos>", "chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    folder = write_model(tmp_path_factory.mktemp("model"), MODEL)
     cache = tmp_path_factory.mktemp("jit")
     return {"model": str(folder), "compile_cache_dir": str(cache), **FLAGS}
 
