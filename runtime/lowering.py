@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import export
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.stages import Lowered
 
 from paged.runtime.child_process import ChildProcess
@@ -130,7 +130,7 @@ class _Worker:
     def __init__(self) -> None:
         self._process = ChildProcess(("-m", __name__), environment={"JAX_PLATFORMS": "cpu"})
         self._connection = Connection(self._process.connection.detach())
-        self._connection.send((_settings(), _mesh()))
+        self._connection.send((_settings(), _target()))
 
     def trace(self, job: Job) -> Callable[..., Any]:
         self._connection.send(job)
@@ -158,12 +158,24 @@ def _settings() -> dict[str, Any]:
     }
 
 
-def _mesh() -> AbstractMesh:
-    """What kernels ask of the device that they are lowered for."""
-    return Mesh([jax.devices()[0]], ("device",)).abstract_mesh
+class Target(NamedTuple):
+    """What programs are lowered for, told where there is no such device.
+
+    Attributes:
+        platform: in the words of `jax.export`.
+        mesh: one abstract device, which kernels ask what it is.
+    """
+
+    platform: str
+    mesh: AbstractMesh
 
 
-def _export(job: Job, mesh: AbstractMesh) -> tuple[bytes, Any]:
+def _target() -> Target:
+    mesh = Mesh([jax.devices()[0]], ("device",), axis_types=(AxisType.Auto,))
+    return Target(export.default_export_platform(), mesh.abstract_mesh)
+
+
+def export_job(job: Job, target: Target) -> tuple[bytes, Any]:
     """A job as bytes, its arguments and results one flat list each, and the tree of the results."""
     leaves, tree = jax.tree.flatten(job.args)
     trees: list[Any] = []
@@ -174,16 +186,15 @@ def _export(job: Job, mesh: AbstractMesh) -> tuple[bytes, Any]:
         return out
 
     checks = [export.DisabledSafetyCheck.custom_call(name) for name in _CUSTOM_CALLS]
-    with jax.sharding.use_abstract_mesh(mesh):
-        exported = export.export(
-            jax.jit(flat), platforms=[mesh.abstract_device.platform], disabled_checks=checks
-        )(*leaves)
+    make = export.export(jax.jit(flat), platforms=[target.platform], disabled_checks=checks)
+    with jax.sharding.use_abstract_mesh(target.mesh):
+        exported = make(*leaves)
     return bytes(exported.serialize()), trees[-1]
 
 
 def _serve(connection: Connection) -> None:
     """Export jobs until the other end hangs up."""
-    settings, mesh = connection.recv()
+    settings, target = connection.recv()
     for name, value in settings.items():
         if jax.config.values.get(name, value) != value:
             jax.config.update(name, value)
@@ -193,7 +204,7 @@ def _serve(connection: Connection) -> None:
         except EOFError:
             return
         try:
-            connection.send(_export(job, mesh))
+            connection.send(export_job(job, target))
         except Exception as error:  # told, and met again where it is done here
             connection.send((None, f"{type(error).__name__}: {error}"))
 

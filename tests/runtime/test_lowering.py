@@ -6,17 +6,20 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import closing
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
-from jax import lax
+from jax import export, lax
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from paged.cache import CacheSpec
 from paged.models.loading.dummy import random_params
 from paged.models.registry import get_family, model_config
+from paged.models.weights import for_device, param_shapes
 from paged.runtime.buckets import Buckets
-from paged.runtime.lowering import Job, Lowering, processes_for
+from paged.runtime.lowering import Job, Lowering, Target, export_job, processes_for
 from paged.runtime.programs import _jobs, abstract
 from paged.runtime.steps import StepShapes
 
@@ -33,22 +36,8 @@ def elsewhere() -> Iterator[Lowering]:
 def test_a_step_is_the_same_wherever_it_is_lowered(
     elsewhere: Lowering, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = model_config(
-        {
-            "architectures": ["LlamaForCausalLM"],
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "vocab_size": 99,
-            "max_position_embeddings": 64,
-        }
-    )
-    cache = CacheSpec(2, 9, 16, 2, 8, jnp.dtype(jnp.float32))
-    family = get_family(model.architecture)
-    shapes = StepShapes(family, model, cache, Buckets.make(2, 8), 64, "xla")
-    params = random_params(family.specs(model), jnp.dtype(jnp.float32))
+    shapes = step_shapes(jnp.dtype(jnp.float32), "xla")
+    params = random_params(shapes.family.specs(shapes.model), jnp.dtype(jnp.float32))
     with closing(Lowering()) as here:
         jobs = {key[0]: job for key, job in _jobs(shapes, abstract(params))}  # one of each kind
         del jobs["sample"]  # which alone takes the compiler longer than all others
@@ -63,6 +52,46 @@ def test_a_step_is_the_same_wherever_it_is_lowered(
             taken = [arguments[1][number] for number in job.donated]
             assert all(leaf.is_deleted() for leaf in jax.tree.leaves(taken)), kind
     assert not caplog.records
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+@pytest.mark.parametrize(("kind", "backend"), [("H200", "mosaic"), ("L40", "triton")])
+def test_steps_for_a_gpu_are_lowered_where_there_is_none(kind: str, backend: str) -> None:
+    gpu = AbstractDevice(device_kind=f"NVIDIA {kind}", num_cores=None, platform="gpu")
+    auto = (AxisType.Auto,)
+    mesh = AbstractMesh((1,), ("device",), axis_types=auto, abstract_device=gpu)
+    bfloat16 = jnp.dtype(jnp.bfloat16)
+    shapes = step_shapes(bfloat16, backend)
+    params = param_shapes(shapes.family.specs(shapes.model), bfloat16)
+    if backend == "mosaic":
+        hopper = SimpleNamespace(
+            platform="gpu", compute_capability="9.0", device_kind=gpu.device_kind
+        )
+        params = for_device(params, hopper)
+    jobs = {key[0]: job for key, job in _jobs(shapes, params)}
+    for kind in ("forward", "sample"):
+        exported = export.deserialize(bytearray(export_job(jobs[kind], Target("cuda", mesh))[0]))
+        assert exported.platforms == ("cuda",)
+        assert "custom_call" in exported.mlir_module(), "no kernel of ours"
+
+
+def step_shapes(dtype: jnp.dtype, backend: str) -> StepShapes:
+    model = model_config(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "vocab_size": 256,
+            "max_position_embeddings": 64,
+        }
+    )
+    cache = CacheSpec(1, 9, 16, 2, 64, dtype)
+    family = get_family(model.architecture)
+    return StepShapes(family, model, cache, Buckets.make(2, 8), 64, backend)
 
 
 def filled(shape: jax.ShapeDtypeStruct) -> jax.Array:
