@@ -130,8 +130,8 @@ def pooling_service_of(request: Request) -> PoolingService:
     return service
 
 
-def new_id(request: Request, prefix: str, client_id: str | None) -> str:
+def new_id(request: Request, prefix: str, client_id: str | None, *, joint: str = "-") -> str:
     """An id of our own, ending in the client's (from X-Request-Id or the body), made harmless."""
-    ours = f"{prefix}-{uuid.uuid4().hex}"
+    ours = f"{prefix}{joint}{uuid.uuid4().hex}"
     theirs = request.headers.get("x-request-id") or client_id
     return f"{ours}-{_NOT_IN_ID.sub('_', theirs[:_MAX_CLIENT_ID])}" if theirs else ours
