@@ -61,9 +61,7 @@ class EventMaker:
         return self._head + _encode(choice) + self._end
 
 
-async def event_stream(
-    request: Request, events: Events, last_words: LastWords = done
-) -> Response:
+async def event_stream(request: Request, events: Events, last_words: LastWords = done) -> Response:
     """A reply that sends `events`, once the first of them exists.
 
     Until then whatever `events` raises goes to the caller, so that it can still become an HTTP
