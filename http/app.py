@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 import paged
 from paged.http.api.answers import AnswerFormat
+from paged.http.api.anthropic.routes import count_tokens, create_message
 from paged.http.api.chat import chat_completions
 from paged.http.api.completions import completions
 from paged.http.api.embeddings import embeddings
@@ -162,6 +163,8 @@ _GENERATION = {
     "/v1/chat/completions": chat_completions,
     "/v1/completions": completions,
     "/v1/responses": create_response,
+    "/v1/messages": create_message,
+    "/v1/messages/count_tokens": count_tokens,
 }
 _RESPONSES = [
     Route("/v1/responses/{response_id}", retrieve_response, methods=["GET"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from paged.http.api.conversation import chat_prompt
+from paged.http.api.chat import prepared
 from paged.http.api.protocol import ChatRequest
 from paged.http.api.service import Service
 from paged.runtime.errors import InvalidRequest
@@ -38,9 +38,10 @@ async def fitting(service: Service, body: ChatRequest) -> ChatRequest:
 
 async def _fits(service: Service, body: ChatRequest) -> bool:
     try:
-        prompt = await chat_prompt(body, service.engine, service.template_for(body.chat_template))
+        chat = await prepared(service, body, "measured")
     except InvalidRequest as error:
         if error.param == "input_tokens":
             return False
         raise
+    [prompt] = chat.job.prompts
     return len(prompt) + (body.max_tokens or 1) <= service.engine.max_model_len
