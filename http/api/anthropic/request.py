@@ -100,7 +100,7 @@ def _of_user(content: str | list[InputBlock], where: str) -> Iterator[Message]:
             yield Message(role="user", content="\n".join(texts))
             texts = []
         yield _result(block, f"{where}[{at}]")
-    if texts:
+    if texts or not content:
         yield Message(role="user", content="\n".join(texts))
 
 
