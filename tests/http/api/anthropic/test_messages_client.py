@@ -40,8 +40,8 @@ def check(reply: BaseModel) -> None:
 
 
 def ask(sdk: Anthropic, messages: Any = QUESTION, **options: Any) -> Message:
-    options = {"model": "tiny", "max_tokens": 1000} | options
-    reply: Message = sdk.messages.create(messages=messages, **options)
+    create: Any = sdk.messages.create
+    reply: Message = create(**{"model": "tiny", "max_tokens": 1000, "messages": messages} | options)
     check(reply)
     return reply
 
