@@ -144,6 +144,8 @@ class TextLogprobs:
 
         A text that is not what its tokens spell gets none, and leaves all to the next one.
         """
+        if not self._entries:
+            return []
         spelled = b"".join(bytes(entry.bytes) for entry in self._entries)
         start, size = spelled.find(text.encode()), len(text.encode())
         if start < 0:

@@ -10,7 +10,11 @@ from paged.http.api.fields import Neutral
 
 MESSAGES_NEUTRAL: Neutral = {
     "container": (),
-    "context_management": ({}, {"edits": []}),
+    "context_management": (
+        {},
+        {"edits": []},
+        {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    ),
     "diagnostics": (),
     "inference_geo": (),
     "mcp_servers": ([],),

@@ -8,6 +8,8 @@ from itertools import count
 from typing import Any, Literal
 from uuid import uuid4
 
+from msgspec import UNSET
+
 from paged.http.api.logprobs import TextLogprobs
 from paged.http.api.parsers.events import Arguments, CallStart, Content, Event, Reasoning
 from paged.http.api.protocol import TokenLogprob
@@ -31,6 +33,7 @@ _TEXT_EVENTS = {
     "reasoning": "response.reasoning_text",
     "function_call": "response.function_call_arguments",
 }
+_DELTAS = {kind: f"{name}.delta" for kind, name in _TEXT_EVENTS.items()}
 
 
 @dataclass
@@ -144,9 +147,15 @@ class Output:
         assert self._open is not None
         self._open.pieces.append(text)
         self._open.logprobs += logprobs
-        where = {} if kind == "function_call" else {"content_index": 0}
-        scores = {"logprobs": logprobs} if kind == "message" else {}
-        yield self._event(f"{_TEXT_EVENTS[kind]}.delta", delta=text, **where, **scores)
+        yield ResponseEvent(
+            type=_DELTAS[kind],
+            sequence_number=next(self._numbers),
+            output_index=len(self.items),
+            item_id=self._open.id,
+            content_index=UNSET if kind == "function_call" else 0,
+            delta=text,
+            logprobs=logprobs if kind == "message" else UNSET,
+        )
 
     def _begin(self, kind: Kind, call_id: str = "", name: str = "") -> Iterator[ResponseEvent]:
         self._open = _Open(kind, f"{_ID_PREFIXES[kind]}_{uuid4().hex}", call_id, name)

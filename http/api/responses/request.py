@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from paged.http.api.protocol import ChatRequest, JsonSchema, Message, ResponseFormat
@@ -49,7 +50,7 @@ def as_chat(body: ResponsesRequest, items: Sequence[InputItem], *, num_earlier: 
     _check_options(body)
     reasoning = body.reasoning or ReasoningOptions()
     return ChatRequest(
-        messages=[*_instructions(body), *messages_of(items, num_earlier=num_earlier)],
+        messages=_instructed(body.instructions, messages_of(items, num_earlier=num_earlier)),
         max_tokens=body.max_output_tokens,
         logprobs=LOGPROBS in (body.include or ()),
         response_format=_response_format((body.text or TextOptions()).format),
@@ -60,8 +61,14 @@ def as_chat(body: ResponsesRequest, items: Sequence[InputItem], *, num_earlier: 
     )
 
 
-def _instructions(body: ResponsesRequest) -> list[Message]:
-    return [Message(role="system", content=body.instructions)] if body.instructions else []
+def _instructed(instructions: str | None, messages: list[Message]) -> list[Message]:
+    """Messages with instructions in front, in one message with those that the system begins with:
+    few templates take a second one."""
+    if not instructions:
+        return messages
+    leading = [*takewhile(lambda message: message.role in ("system", "developer"), messages)]
+    texts = [instructions, *(str(message.content) for message in leading)]
+    return [Message(role="system", content="\n\n".join(texts)), *messages[len(leading) :]]
 
 
 def _check_options(body: ResponsesRequest) -> None:

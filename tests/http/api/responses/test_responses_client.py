@@ -176,6 +176,12 @@ def test_instructions_are_not_inherited(sdk: OpenAI, engine: FakeEngine) -> None
     ]
 
 
+def test_instructions_are_one_message_with_the_systems(sdk: OpenAI, engine: FakeEngine) -> None:
+    said = [{"role": role, "content": role[0]} for role in ("developer", "system", "user")]
+    ask(sdk, said, instructions="Be kind.")
+    assert engine.seen[0].text == "system:Be kind.\n\nd\n\ns|user:u|assistant:"
+
+
 def test_in_the_background(sdk: OpenAI, engine: FakeEngine) -> None:
     engine.pause = 0.01
     reply = ask(sdk, background=True)
@@ -212,6 +218,14 @@ def test_a_failure_in_the_background_is_told(sdk: OpenAI, engine: FakeEngine) ->
         "server_error",
         "The engine has stopped",
     )
+
+
+def test_a_prompt_that_is_too_long_for_the_background(sdk: OpenAI) -> None:
+    reply = ask(sdk, "x" * 3000, background=True)
+    while reply.status == "in_progress":
+        reply = sdk.responses.retrieve(reply.id)
+    assert reply.error is not None
+    assert reply.error.code == "invalid_prompt"
 
 
 def test_only_what_runs_in_the_background_can_be_cancelled(sdk: OpenAI) -> None:
