@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 import paged
 from paged.http.api.answers import AnswerFormat
+from paged.http.api.anthropic.routes import count_tokens, create_message
 from paged.http.api.chat import chat_completions
 from paged.http.api.completions import completions
 from paged.http.api.embeddings import embeddings
@@ -22,6 +23,12 @@ from paged.http.api.errors import ApiError, GenerationFailed, handle_error
 from paged.http.api.models import list_models, retrieve_model
 from paged.http.api.openapi import openapi, page
 from paged.http.api.rerank import rerank
+from paged.http.api.responses.routes import (
+    cancel_response,
+    create_response,
+    delete_response,
+    retrieve_response,
+)
 from paged.http.api.scores import score
 from paged.http.api.service import PoolingService, Service, served_by
 from paged.http.api.tokens import detokenize, tokenize
@@ -152,7 +159,18 @@ _ROUTES = [
     Route("/detokenize", detokenize, methods=["POST"]),
     Route("/v1/models/{name:path}", retrieve_model),
 ]
-_GENERATION = {"/v1/chat/completions": chat_completions, "/v1/completions": completions}
+_GENERATION = {
+    "/v1/chat/completions": chat_completions,
+    "/v1/completions": completions,
+    "/v1/responses": create_response,
+    "/v1/messages": create_message,
+    "/v1/messages/count_tokens": count_tokens,
+}
+_RESPONSES = [
+    Route("/v1/responses/{response_id}", retrieve_response, methods=["GET"]),
+    Route("/v1/responses/{response_id}", delete_response, methods=["DELETE"]),
+    Route("/v1/responses/{response_id}/cancel", cancel_response, methods=["POST"]),
+]
 _POOLING = {
     "/v1/embeddings": embeddings,
     "/score": score,
@@ -165,8 +183,8 @@ _POOLING = {
 
 def _routes(engine: Engine | PoolingEngine) -> list[Route]:
     """Those of all models, those of this kind, and refusals for those of the other kind."""
-    ours, others, refuse = _GENERATION, _POOLING, refuse_pooling
+    ours, others, refuse, more = _GENERATION, _POOLING, refuse_pooling, _RESPONSES
     if isinstance(engine, PoolingEngine):
-        ours, others, refuse = _POOLING, _GENERATION, refuse_generation
+        ours, others, refuse, more = _POOLING, _GENERATION, refuse_generation, []
     posts = ours | dict.fromkeys(others, refuse)
-    return [*_ROUTES, *(Route(path, posts[path], methods=["POST"]) for path in posts)]
+    return [*_ROUTES, *more, *(Route(path, posts[path], methods=["POST"]) for path in posts)]

@@ -1,4 +1,4 @@
-"""API keys: `Authorization: Bearer KEY` on every route that is not for probes."""
+"""API keys: `Authorization: Bearer KEY`, or `X-Api-Key: KEY`, on every route but the probes'."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from paged.http.api.errors import ApiError, error_response
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
 
 
+_REFUSAL = "Wrong or missing API key: send it as 'Authorization: Bearer KEY' or as 'X-Api-Key: KEY'"
+
+
 class RequireKey:
     """Middleware that lets a request through if it brings one of the keys."""
 
@@ -25,15 +28,18 @@ class RequireKey:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._admits(scope):
             await self.app(scope, receive, send)
             return
-        message = "Wrong or missing API key: send it as 'Authorization: Bearer KEY'"
-        error = ApiError(401, message, "AuthenticationError")
-        reply = error_response(error, {"WWW-Authenticate": "Bearer"})
+        error = ApiError(401, _REFUSAL, "AuthenticationError")
+        reply = error_response(error, scope["path"], {"WWW-Authenticate": "Bearer"})
         await reply(scope, receive, send)
 
     def _admits(self, scope: Scope) -> bool:
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        headers = Headers(scope=scope)
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = (bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", ""))
         # Headers are decoded as Latin-1; this gives the bytes that were sent. Digests are of one
         # length and all are compared, so that the time taken says nothing about the keys.
-        digest = sha256(key.strip().encode("latin-1")).digest()
-        matches = [hmac.compare_digest(digest, known) for known in self.digests]
-        return scheme.lower() == "bearer" and any(matches)
+        digests = [sha256(key.strip().encode("latin-1")).digest() for key in given]
+        matches = [
+            hmac.compare_digest(digest, known) for digest in digests for known in self.digests
+        ]
+        return any(matches)

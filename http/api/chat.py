@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from msgspec import UNSET, structs
 from starlette.requests import Request
@@ -36,6 +36,27 @@ async def chat_completions(request: Request) -> Response:
     service = service_of(request)
     body = await read_body(request, ChatRequest, CHAT_NEUTRAL, service.max_body_size)
     service.check_model(body.model)
+    chat = await prepared(service, body, new_id(request, "chatcmpl", body.request_id))
+    if body.stream:
+        return await event_stream(request, chat_events(service, body, chat.job, chat.readers))
+    reply = _complete(service, body, chat.job, chat.readers)
+    return json_response(await while_connected(request.receive, reply))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that can be generated, and what will read its answers."""
+
+    job: Job
+    readers: AnswerReaders
+
+
+async def prepared(service: Service, body: ChatRequest, reply_id: str) -> Prepared:
+    """Check a conversation and put it through the template.
+
+    Raises:
+        InvalidRequest: anything in the request that cannot be carried out.
+    """
     use = read_tools(body, automatic=service.answers.takes_tools)
     params = forced(_params(body, service.engine.default_sampling_params), use)
     hidden = use.choice == "none" and service.answers.hides_tools
@@ -46,12 +67,8 @@ async def chat_completions(request: Request) -> Response:
     readers = _readers(service, body, use, prompt)
     if params.structured_outputs is None and _has_hidden_marks(service, use):
         params = replace(params, skip_special_tokens=False)
-    reply_id = new_id(request, "chatcmpl", body.request_id)
     job = make_job(body, [prompt], params, id=reply_id, model=service.model_name)
-    if body.stream:
-        return await event_stream(request, chat_events(service, body, job, readers))
-    reply = _complete(service, body, job, readers)
-    return json_response(await while_connected(request.receive, reply))
+    return Prepared(job, readers)
 
 
 def _params(body: ChatRequest, defaults: SamplingParams) -> SamplingParams:

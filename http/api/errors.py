@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them: {"error": {message, type, param, code}}.
+"""Errors as OpenAI's clients read them, {"error": {message, type, param, code}}, or Anthropic's.
 
 A route raises what it likes; `error_info` is the one place that decides what the client is told.
 """
@@ -39,6 +39,28 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorInfo
 
 
+class AnthropicErrorInfo(msgspec.Struct, frozen=True):
+    """What went wrong; the message begins with the field that is wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+    """The same for a request to /v1/messages."""
+
+    error: AnthropicErrorInfo
+
+
+# Other statuses are the client's fault below 500 and ours from there on.
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+}
+_ANTHROPIC_PATH = "/v1/messages"
+
+
 class ApiError(Exception):
     """A refusal with its status, for what no other exception says."""
 
@@ -76,11 +98,25 @@ def _info(message: str, type: str, status: int, param: str | None = None) -> Err
     return ErrorInfo(cut, type, param, status)
 
 
-def error_response(error: Exception, headers: Mapping[str, str] | None = None) -> Response:
-    """The whole reply for `error`."""
+def is_anthropic(path: str) -> bool:
+    """Whether clients of this path read Anthropic's errors."""
+    return path == _ANTHROPIC_PATH or path.startswith(f"{_ANTHROPIC_PATH}/")
+
+
+def anthropic_error(error: Exception) -> AnthropicError:
+    """What an Anthropic client is told of `error`."""
     info = error_info(error)
-    body = msgspec.json.encode(ErrorBody(info))
-    return Response(body, info.code, headers, media_type="application/json")
+    other = "invalid_request_error" if info.code < 500 else "api_error"
+    return AnthropicError(AnthropicErrorInfo(_ANTHROPIC_TYPES.get(info.code, other), info.message))
+
+
+def error_response(
+    error: Exception, path: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The whole reply for `error`, in the shape that the path's clients read."""
+    info = error_info(error)
+    body = anthropic_error(error) if is_anthropic(path) else ErrorBody(info)
+    return Response(msgspec.json.encode(body), info.code, headers, media_type="application/json")
 
 
 async def handle_error(request: Request, error: Exception) -> Response:
@@ -90,4 +126,4 @@ async def handle_error(request: Request, error: Exception) -> Response:
     if isinstance(error, EngineDead | GenerationFailed):
         logger.error("%s %s: %s", request.method, request.url.path, error)
     headers = error.headers if isinstance(error, HTTPException) else None
-    return error_response(error, headers)
+    return error_response(error, request.url.path, headers)

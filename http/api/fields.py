@@ -68,13 +68,17 @@ POOLING_NEUTRAL: Neutral = {
 
 # About the account: no answer could show whether they were honoured.
 ACCEPTED = {
+    "cache_control",
     "metadata",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
     "safety_identifier",
     "service_tier",
     "store",
     "user",
+    "user_profile_id",
+    "workspace_id",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -126,3 +127,30 @@ def _by_rank(candidates: TokenLogprobs) -> list[tuple[int, Logprob]]:
 
 def _finite(logprob: float) -> float:
     return max(logprob, _LOWEST)
+
+
+class TextLogprobs:
+    """Which of an answer's tokens the texts consist of that were read out of it, one by one."""
+
+    def __init__(self) -> None:
+        self._entries: list[TokenLogprob] = []
+
+    def add(self, entries: Sequence[TokenLogprob]) -> None:
+        """The answer's next tokens."""
+        self._entries += entries
+
+    def take(self, text: str) -> list[TokenLogprob]:
+        """Those of the next text; tokens before it, as of marks, are left out.
+
+        A text that is not what its tokens spell gets none, and leaves all to the next one.
+        """
+        if not self._entries:
+            return []
+        spelled = b"".join(bytes(entry.bytes) for entry in self._entries)
+        start, size = spelled.find(text.encode()), len(text.encode())
+        if start < 0:
+            return []
+        ends = [*accumulate(len(entry.bytes) for entry in self._entries)]
+        first, last = bisect_right(ends, start), bisect_left(ends, start + size) + 1
+        found, self._entries = self._entries[first:last], self._entries[last:]
+        return found

@@ -66,7 +66,7 @@ class AnswerReader:
 
     def message(self, text: str) -> AssistantMessage:
         """A whole answer."""
-        events = self._events(text, ended=True)
+        events = self.events(text, ended=True)
         if self._parser is None:
             return AssistantMessage(content=text)
         content = "".join(event.text for event in events if isinstance(event, Content))
@@ -80,14 +80,15 @@ class AnswerReader:
 
     def deltas(self, text: str, *, ended: bool) -> list[Delta]:
         """What this piece of an answer adds; `ended` with the last."""
-        return [self._delta(event) for event in self._events(text, ended=ended)]
+        return [self._delta(event) for event in self.events(text, ended=ended)]
 
     def finish_reason(self, reason: str | None) -> str | None:
         """Why the answer ended: the engine's reason, unless it ended to wait for its calls."""
         forced = self._request.use.choice == "named"
         return "tool_calls" if reason == "stop" and self._num_calls and not forced else reason
 
-    def _events(self, text: str, *, ended: bool) -> list[Event]:
+    def events(self, text: str, *, ended: bool) -> list[Event]:
+        """The same as the parts that it consists of."""
         if self._parser is None:
             return [Content(text)] if text else []
         events = self._parser.push(text)

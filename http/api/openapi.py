@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import inspect
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,13 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 import paged
-from paged.http.api.errors import ErrorBody
+from paged.http.api.anthropic.protocol import (
+    CountTokensRequest,
+    MessageReply,
+    MessagesRequest,
+    TokenCount,
+)
+from paged.http.api.errors import AnthropicError, ErrorBody, is_anthropic
 from paged.http.api.pooling_protocol import EmbeddingRequest, PooledList
 from paged.http.api.protocol import (
     ChatCompletion,
@@ -23,17 +30,26 @@ from paged.http.api.protocol import (
     ModelCard,
     ModelList,
 )
+from paged.http.api.responses.protocol import DeletedResponse, ResponsesRequest
+from paged.http.api.responses.protocol import Response as ResponseReply
 from paged.http.api.tokens import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 
 _BODIES: dict[str, tuple[type[msgspec.Struct] | None, type[msgspec.Struct]]] = {
     "/v1/chat/completions": (ChatRequest, ChatCompletion),
     "/v1/completions": (CompletionRequest, Completion),
+    "/v1/responses": (ResponsesRequest, ResponseReply),
+    "/v1/responses/{response_id}": (None, ResponseReply),
+    "/v1/responses/{response_id}/cancel": (None, ResponseReply),
+    "/v1/messages": (MessagesRequest, MessageReply),
+    "/v1/messages/count_tokens": (CountTokensRequest, TokenCount),
     "/v1/embeddings": (EmbeddingRequest, PooledList),
     "/tokenize": (TokenizeRequest, Tokenized),
     "/detokenize": (DetokenizeRequest, Detokenized),
     "/v1/models": (None, ModelList),
     "/v1/models/{name}": (None, ModelCard),
 }
+_DELETED = {"/v1/responses/{response_id}": DeletedResponse}
+_ERRORS = (ErrorBody, AnthropicError)
 _PAGE = """<!doctype html>
 <meta charset="utf-8"><title>Paged</title>
 <style>body {{ font: 16px sans-serif; margin: 2em auto; max-width: 50em }}
@@ -60,7 +76,8 @@ async def page(request: Request) -> Response:
 
 def describe(routes: list[Route]) -> dict[str, Any]:
     """OpenAPI 3.1 of these routes."""
-    kinds = {kind for pair in _BODIES.values() for kind in pair if kind is not None} | {ErrorBody}
+    kinds = {kind for pair in _BODIES.values() for kind in pair if kind is not None}
+    kinds |= {*_ERRORS, *_DELETED.values()}
     where = "#/components/schemas/{name}"
     ordered = sorted(kinds, key=lambda kind: kind.__name__)
     refs, schemas = msgspec.json.schema_components(ordered, ref_template=where)
@@ -68,7 +85,8 @@ def describe(routes: list[Route]) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for route in routes:
         path = route.path.replace(":path}", "}")
-        paths[path] = {verb: _operation(route, path, refs_by_kind) for verb in _verbs(route)}
+        operations = {verb: _operation(route, path, verb, refs_by_kind) for verb in _verbs(route)}
+        paths[path] = paths.get(path, {}) | operations
     info = {"title": "Paged", "version": paged.__version__}
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
 
@@ -77,20 +95,25 @@ def _verbs(route: Route) -> Iterator[str]:
     return (verb.lower() for verb in sorted(route.methods or ()) if verb != "HEAD")
 
 
-def _operation(route: Route, path: str, refs: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+def _operation(
+    route: Route, path: str, verb: str, refs: dict[Any, dict[str, Any]]
+) -> dict[str, Any]:
     takes, gives = _BODIES.get(path, (None, None))
+    if verb == "delete":
+        gives = _DELETED[path]
+    error = AnthropicError if is_anthropic(path) else ErrorBody
     operation: dict[str, Any] = {
         "summary": (inspect.getdoc(route.endpoint) or "").partition("\n")[0],
         "responses": {
             "200": {"description": "Success"} | (_json(refs[gives]) if gives else {}),
-            "default": {"description": "An error"} | _json(refs[ErrorBody]),
+            "default": {"description": "An error"} | _json(refs[error]),
         },
     }
     if takes:
         operation["requestBody"] = {"required": True} | _json(refs[takes])
-    if "{name}" in path:
-        name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-        operation["parameters"] = [name]
+    if names := re.findall(r"{(\w+)}", path):
+        where = {"in": "path", "required": True, "schema": {"type": "string"}}
+        operation["parameters"] = [{"name": name} | where for name in names]
     return operation
 
 

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from paged.http.api.answers import AnswerFormat
 from paged.http.api.errors import ApiError
 from paged.http.api.protocol import now
+from paged.http.api.responses.store import ResponseStore
 from paged.http.engine import AnyEngine, Engine
 from paged.http.metrics import Metrics
 from paged.runtime.errors import InvalidRequest
@@ -61,12 +62,14 @@ class Service(Served[Engine]):
         trust_request_chat_template: whether requests may bring one of their own.
         answers: how the model's answers are read.
         running: engine ids of the requests in flight.
+        responses: those of /v1/responses that can be asked for again.
     """
 
     chat_template: str | None = None
     trust_request_chat_template: bool = False
     answers: AnswerFormat = field(default_factory=AnswerFormat)
     running: set[str] = field(default_factory=set)
+    responses: ResponseStore = field(default_factory=ResponseStore)
 
     @property
     def num_running(self) -> int:
@@ -130,8 +133,8 @@ def pooling_service_of(request: Request) -> PoolingService:
     return service
 
 
-def new_id(request: Request, prefix: str, client_id: str | None) -> str:
+def new_id(request: Request, prefix: str, client_id: str | None, *, joint: str = "-") -> str:
     """An id of our own, ending in the client's (from X-Request-Id or the body), made harmless."""
-    ours = f"{prefix}-{uuid.uuid4().hex}"
+    ours = f"{prefix}{joint}{uuid.uuid4().hex}"
     theirs = request.headers.get("x-request-id") or client_id
     return f"{ours}-{_NOT_IN_ID.sub('_', theirs[:_MAX_CLIENT_ID])}" if theirs else ours

@@ -1,9 +1,9 @@
-"""Server-sent events: `data: {...}` for every chunk, `data: [DONE]` at the end, come what may."""
+"""Server-sent events: one for every chunk, and last words at the end, come what may."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -18,6 +18,9 @@ logger = logging.getLogger(__name__)
 
 Events = AsyncGenerator[bytes, None]
 
+LastWords = Callable[[Exception | None], bytes]
+"""What a stream ends with, given the error that ended it, if one did."""
+
 _DONE = b"data: [DONE]\n\n"
 # Proxies must not hold chunks back; nginx asks for this header by name.
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -29,6 +32,16 @@ _encode = msgspec.json.Encoder().encode
 def event(chunk: msgspec.Struct) -> bytes:
     """One event."""
     return b"data: %b\n\n" % _encode(chunk)
+
+
+def named_event(name: str, chunk: msgspec.Struct) -> bytes:
+    """One event of those that say what they are in a line of their own, too."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(chunk))
+
+
+def done(error: Exception | None) -> bytes:
+    """`data: [DONE]`, after an error if there was one: the last words of OpenAI's older routes."""
+    return (event(ErrorBody(error_info(error))) if error else b"") + _DONE
 
 
 class EventMaker:
@@ -48,26 +61,27 @@ class EventMaker:
         return self._head + _encode(choice) + self._end
 
 
-async def event_stream(request: Request, events: Events) -> Response:
+async def event_stream(request: Request, events: Events, last_words: LastWords = done) -> Response:
     """A reply that sends `events`, once the first of them exists.
 
     Until then whatever `events` raises goes to the caller, so that it can still become an HTTP
-    status; after that it becomes the last event before [DONE].
+    status; after that it goes into the last words.
     """
     try:
         first = await while_connected(request.receive, anext(events))
     except BaseException:
         await events.aclose()
         raise
-    return _EventStream(first, events)
+    return _EventStream(first, events, last_words)
 
 
 class _EventStream(Response):
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, rest: Events) -> None:
+    def __init__(self, first: bytes, rest: Events, last_words: LastWords) -> None:
         self.first = first
         self.rest = rest
+        self.last_words = last_words
         self.background = None
         self.status_code = 200
         self.init_headers(_HEADERS)
@@ -84,14 +98,15 @@ class _EventStream(Response):
         status = {"status": self.status_code, "headers": self.raw_headers}
         await send({"type": "http.response.start", **status})
         await send(_part(self.first))
+        failure: Exception | None = None
         try:
             async for chunk in self.rest:
                 await send(_part(chunk))
         except Exception as error:
             is_bug = not isinstance(error, EngineDead | GenerationFailed)
             logger.error("A stream failed: %s", error, exc_info=is_bug)
-            await send(_part(event(ErrorBody(error_info(error)))))
-        await send({"type": "http.response.body", "body": _DONE})
+            failure = error
+        await send({"type": "http.response.body", "body": self.last_words(failure)})
 
 
 def _part(chunk: bytes) -> Message:

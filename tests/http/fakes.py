@@ -92,6 +92,7 @@ class FakeEngine:
     Attributes:
         answer: its text, cut to max_tokens.
         ends_with: its finish reason, unless it is cut.
+        stop_reason: its stop reason.
         fails_after: die after this many tokens.
         pause: seconds between tokens.
         seen, aborted: what came in.
@@ -104,6 +105,7 @@ class FakeEngine:
     errored: bool = False
     tokenizer: FakeTokenizer | None = field(default_factory=FakeTokenizer)
     ends_with: str = "stop"
+    stop_reason: int | str | None = None
     fails_after: int | None = None
     pause: float = 0.0
     seen: list[Seen] = field(default_factory=list)
@@ -153,6 +155,7 @@ class FakeEngine:
             times.finished_time = time.time() if ended else None
             for sequence in sequences:
                 _extend(sequence, token, text, params, reason if ended else None)
+                sequence.stop_reason = self.stop_reason if ended else None
             if ended:
                 self.running.discard(request_id)
             if params.output_kind is RequestOutputKind.DELTA or ended:

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from paged.http.app import create_app
 from paged.runtime.async_engine import AsyncEngine
-from tests.http.api.test_any_body import CHATS, COMPLETIONS, VALUES
+from tests.http.api.test_any_body import CHATS, COMPLETIONS, MESSAGE_REPLIES, RESPONSES, VALUES
 from tests.http.fakes import serving
 from tests.runtime.fakes import write_model
 from tests.runtime.test_llm_end_to_end import FLAGS, MODEL
@@ -20,6 +20,8 @@ pytestmark = pytest.mark.slow
 PATHS = {
     "/v1/completions": COMPLETIONS,
     "/v1/chat/completions": CHATS,
+    "/v1/responses": RESPONSES,
+    "/v1/messages": MESSAGE_REPLIES,
     "/tokenize": st.fixed_dictionaries({}, optional={"prompt": VALUES, "messages": VALUES}),
     "/detokenize": st.fixed_dictionaries({"tokens": st.lists(st.integers()) | VALUES}),
 }

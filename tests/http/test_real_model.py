@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from anthropic import Anthropic
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 
@@ -77,6 +78,36 @@ def test_a_stream_says_the_same(sdk: OpenAI) -> None:
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert text == whole.choices[0].message.content
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+def test_all_three_apis_give_the_same_answer(sdk: OpenAI, real_url: str) -> None:
+    chat = sdk.chat.completions.create(
+        model=MODEL, messages=QUESTION, temperature=0, max_tokens=20, logprobs=True
+    )
+    response = sdk.responses.create(
+        model=MODEL,
+        input=str(QUESTION[0].get("content")),
+        temperature=0,
+        max_output_tokens=20,
+        include=["message.output_text.logprobs"],
+    )
+    with Anthropic(base_url=real_url.removesuffix("/v1"), api_key="any", max_retries=0) as other:
+        message = other.messages.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": str(QUESTION[0].get("content"))}],
+            max_tokens=20,
+            extra_body={"temperature": 0},
+        )
+    text = chat.choices[0].message.content
+    assert response.output_text == text
+    [block] = message.content
+    assert block.type == "text"
+    assert block.text == text
+    [item] = response.output
+    assert item.type == "message"
+    [part] = item.content
+    assert part.type == "output_text"
+    assert "".join(entry.token for entry in part.logprobs or ()) == text
 
 
 def test_scoring_a_text_agrees_with_writing_it(sdk: OpenAI) -> None:

@@ -35,6 +35,9 @@ def test_any_of_the_keys_admits(guarded: TestClient, key: str) -> None:
     for scheme in ("Bearer", "bearer"):
         headers = {b"Authorization": f"{scheme} {key}".encode()}
         assert guarded.get("/v1/models", headers=headers).status_code == 200
+    both = {b"Authorization": b"Bearer other", b"X-Api-Key": key.encode()}
+    for headers in ({b"X-Api-Key": key.encode()}, both):
+        assert guarded.get("/v1/models", headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -46,6 +49,8 @@ def test_any_of_the_keys_admits(guarded: TestClient, key: str) -> None:
         {"Authorization": "Bearer first-key2"},
         {"Authorization": "Basic first-key"},
         {"Authorization": "first-key"},
+        {"X-Api-Key": "first-ke"},
+        {"X-Api-Key": ""},
         {b"Authorization": b"Bearer \xff\xfe"},
     ],
 )

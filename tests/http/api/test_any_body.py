@@ -7,8 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from paged.http.api.anthropic.protocol import MESSAGES_NEUTRAL, InputBlock, MessagesRequest
 from paged.http.api.fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, Neutral
 from paged.http.api.protocol import ChatRequest, CompletionRequest, Message
+from paged.http.api.responses.protocol import RESPONSES_NEUTRAL, InputItem, ResponsesRequest
 
 SCALARS = st.one_of(
     st.none(),
@@ -35,6 +37,32 @@ MESSAGES = st.lists(
     max_size=3,
 )
 
+ITEMS = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["message", "reasoning", "function_call", "x"])},
+        optional={
+            "role": st.sampled_from(["system", "user", "assistant", "x"]),
+            **{
+                name: VALUES for name in InputItem.__struct_fields__ if name not in ("type", "role")
+            },
+        },
+    ),
+    max_size=3,
+)
+BLOCKS = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["text", "thinking", "tool_use", "tool_result", "x"])},
+        optional={name: VALUES for name in InputBlock.__struct_fields__ if name != "type"},
+    ),
+    max_size=3,
+)
+TURNS = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "system", "x"]), "content": BLOCKS | VALUES}
+    ),
+    max_size=3,
+)
+
 
 def bodies(known: tuple[str, ...], neutral: Neutral, **required: Any) -> Any:
     """Bodies with a few fields of any values, so that some get far."""
@@ -50,9 +78,26 @@ COMPLETIONS = bodies(
 )
 CHATS = bodies(ChatRequest.__struct_fields__, CHAT_NEUTRAL, messages=MESSAGES | VALUES)
 
+RESPONSES = bodies(
+    ResponsesRequest.__struct_fields__, RESPONSES_NEUTRAL, input=st.just("a") | ITEMS | VALUES
+)
+MESSAGE_REPLIES = bodies(
+    MessagesRequest.__struct_fields__,
+    MESSAGES_NEUTRAL,
+    messages=TURNS | VALUES,
+    max_tokens=st.just(5) | VALUES,
+)
+
 
 @pytest.mark.parametrize(
-    ("path", "strategy"), [("completions", COMPLETIONS), ("chat/completions", CHATS)]
+    ("path", "strategy"),
+    [
+        ("completions", COMPLETIONS),
+        ("chat/completions", CHATS),
+        ("responses", RESPONSES),
+        ("messages", MESSAGE_REPLIES),
+        ("messages/count_tokens", MESSAGE_REPLIES),
+    ],
 )
 def test_it_is_answered_or_refused(client: TestClient, path: str, strategy: Any) -> None:
     @settings(

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from paged.http.api.anthropic.protocol import MESSAGES_NEUTRAL, MessagesRequest
 from paged.http.api.fields import ACCEPTED, CHAT_NEUTRAL, COMPLETION_NEUTRAL
 from paged.http.api.protocol import ChatRequest, CompletionRequest
+from paged.http.api.responses.protocol import RESPONSES_NEUTRAL, ResponsesRequest
 from paged.http.options import ServeOptions
 from paged.runtime.config import EngineConfig
 
@@ -15,7 +17,8 @@ ROOT = Path(__file__).parents[3]
 SECTIONS = {
     part.partition("\n")[0]: part for part in (ROOT / "docs/api.md").read_text().split("\n## ")
 }
-SHARED, COMPLETIONS, CHATS = "Both routes", "Completions only", "Chat only"
+SHARED, COMPLETIONS, CHATS = "Completions and chat", "Completions only", "Chat only"
+OTHERS = {"Responses": ResponsesRequest, "Messages": MessagesRequest}
 
 
 def fields(section: str) -> list[str]:
@@ -23,20 +26,28 @@ def fields(section: str) -> list[str]:
     return re.findall(r"^\| `(\w+)` \|", SECTIONS[section], re.MULTILINE)
 
 
+def row(name: str, routes: str, values: tuple[object, ...]) -> str:
+    shown = ", ".join(f"`{json.dumps(value)}`" for value in values)
+    return f"| `{name}` | {routes} | {shown} |"
+
+
 def test_no_field_is_missing_on_either_side() -> None:
     both = fields(SHARED)
     assert sorted(both + fields(COMPLETIONS)) == sorted(CompletionRequest.__struct_fields__)
     assert sorted(both + fields(CHATS)) == sorted(ChatRequest.__struct_fields__)
+    for section, request in OTHERS.items():
+        assert sorted(fields(section)) == sorted(request.__struct_fields__)
 
 
 def test_what_is_refused() -> None:
     rows = []
+    for route, neutral in (("responses", RESPONSES_NEUTRAL), ("messages", MESSAGES_NEUTRAL)):
+        rows += [row(name, route, values) for name, values in neutral.items()]
     for name in {**CHAT_NEUTRAL, **COMPLETION_NEUTRAL}:
         on_chat, on_completions = name in CHAT_NEUTRAL, name in COMPLETION_NEUTRAL
         routes = "both" if on_chat and on_completions else "chat" if on_chat else "completions"
         values = CHAT_NEUTRAL.get(name, COMPLETION_NEUTRAL.get(name, ()))
-        shown = ", ".join(f"`{json.dumps(value)}`" for value in values)
-        rows.append(f"| `{name}` | {routes} | {shown} |")
+        rows.append(row(name, routes, values))
     listed = [line for line in SECTIONS["Refused"].splitlines() if line.startswith("| `")]
     assert listed == sorted(rows)
 
@@ -53,7 +64,7 @@ def test_the_tests_exist(name: str) -> None:
 
 
 def test_every_row_names_one() -> None:
-    for section in (SHARED, COMPLETIONS, CHATS):
+    for section in (SHARED, COMPLETIONS, CHATS, *OTHERS):
         rows = re.findall(r"^\| `\w+` \|.*$", SECTIONS[section], re.MULTILINE)
         assert all(re.search(r"`test_\w+\.py::\w+` \|$", row) for row in rows)
 

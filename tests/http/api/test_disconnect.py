@@ -15,6 +15,8 @@ PAUSE = 0.05
 PROMPTS: dict[str, Any] = {"prompt": ["a", "b"], "max_tokens": 60}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
 
+MESSAGE: dict[str, Any] = CHAT | {"max_tokens": 60}
+
 
 def send(url: str, path: str, body: dict[str, Any]) -> socket.socket:
     address = urlsplit(url)
@@ -40,6 +42,10 @@ def wait_for(condition: Callable[[], bool], seconds: float = 5) -> float:
     [
         ("/v1/chat/completions", CHAT, 1),
         ("/v1/chat/completions", CHAT | {"stream": True}, 1),
+        ("/v1/responses", {"input": "a"}, 1),
+        ("/v1/responses", {"input": "a", "stream": True}, 1),
+        ("/v1/messages", MESSAGE, 1),
+        ("/v1/messages", MESSAGE | {"stream": True}, 1),
         ("/v1/completions", PROMPTS, 2),
         ("/v1/completions", PROMPTS | {"stream": True}, 2),
     ],

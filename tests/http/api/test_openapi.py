@@ -15,6 +15,8 @@ def test_every_route_is_described(client: TestClient) -> None:
     description = described(client)
     paths = description["paths"]
     assert {"/v1/completions", "/v1/chat/completions", "/health", "/v1/models/{name}"} <= {*paths}
+    assert {"/v1/responses", "/v1/messages", "/v1/messages/count_tokens"} <= {*paths}
+    assert [*paths["/v1/responses/{response_id}"]] == ["get", "delete"]
     assert all(each["summary"] for verbs in paths.values() for each in verbs.values())
     fields = description["components"]["schemas"]["ChatRequest"]["properties"]
     assert [*fields] == [*ChatRequest.__struct_fields__]

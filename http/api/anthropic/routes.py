@@ -1,0 +1,74 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import replace
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paged.http.api.anthropic.answer import Answer, AnyEvent
+from paged.http.api.anthropic.protocol import (
+    MESSAGES_NEUTRAL,
+    CountTokensRequest,
+    MessagesRequest,
+    TokenCount,
+)
+from paged.http.api.anthropic.request import NAMES, as_chat
+from paged.http.api.body import json_response, read_body
+from paged.http.api.chat import Prepared, prepared
+from paged.http.api.disconnect import while_connected
+from paged.http.api.errors import anthropic_error
+from paged.http.api.renamed import renamed
+from paged.http.api.service import Service, new_id, service_of
+from paged.http.api.streaming import Events, event_stream, named_event
+
+
+async def create_message(request: Request) -> Response:
+    """Answer a conversation in Anthropic's shape, whole or as a stream."""
+    service = service_of(request)
+    body = await read_body(request, MessagesRequest, MESSAGES_NEUTRAL, service.max_body_size)
+    service.check_model(body.model)
+    with renamed(NAMES):
+        message_id = new_id(request, "msg", body.request_id, joint="_")
+        answer = _answer(service, await prepared(service, as_chat(body), message_id))
+        if body.stream:
+            return await event_stream(request, _encoded(answer), _last_words)
+        return json_response(await while_connected(request.receive, answer.reply()))
+
+
+async def count_tokens(request: Request) -> Response:
+    """How many tokens the prompt of such a conversation has."""
+    service = service_of(request)
+    body = await read_body(request, CountTokensRequest, MESSAGES_NEUTRAL, service.max_body_size)
+    service.check_model(body.model)
+    with renamed(NAMES):
+        chat = await prepared(service, as_chat(body), "count")
+    [prompt] = chat.job.prompts
+    return json_response(TokenCount(len(prompt)))
+
+
+def _answer(service: Service, chat: Prepared) -> Answer:
+    """The answer, which ends where the model's length does, be `max_tokens` as it may."""
+    params, [prompt] = chat.job.params, chat.job.prompts
+    room = service.engine.max_model_len - len(prompt)
+    fills = params.max_tokens is not None and params.max_tokens > room >= 1
+    if fills:
+        job = replace(chat.job, params=replace(params, max_tokens=room))
+        chat = replace(chat, job=job)
+    return Answer(service, chat, fills=fills)
+
+
+async def _encoded(answer: Answer) -> Events:
+    async with aclosing(answer.events()) as pieces:
+        async for events in pieces:
+            yield b"".join(map(_encode, events))
+
+
+def _encode(event: AnyEvent) -> bytes:
+    return named_event(event.type, event)
+
+
+def _last_words(error: Exception | None) -> bytes:
+    return named_event("error", anthropic_error(error)) if error else b""

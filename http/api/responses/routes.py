@@ -1,0 +1,135 @@
+"""POST /v1/responses, and what can be done with a response by its id."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from dataclasses import replace
+
+from msgspec import structs
+from starlette.requests import Request
+from starlette.responses import Response as HttpResponse
+
+from paged.http.api.body import json_response, read_body
+from paged.http.api.chat import prepared
+from paged.http.api.disconnect import while_connected
+from paged.http.api.errors import GenerationFailed
+from paged.http.api.renamed import renamed
+from paged.http.api.responses.answer import Answer
+from paged.http.api.responses.conversation import items_of
+from paged.http.api.responses.protocol import (
+    RESPONSES_NEUTRAL,
+    DeletedResponse,
+    InputItem,
+    Response,
+    ResponseEvent,
+    ResponsesRequest,
+)
+from paged.http.api.responses.request import NAMES, as_chat
+from paged.http.api.responses.store import Stored
+from paged.http.api.responses.truncation import fitting
+from paged.http.api.service import Service, new_id, service_of
+from paged.http.api.streaming import Events, event_stream, named_event
+from paged.runtime.errors import EngineDead, InvalidRequest, Unsupported
+
+logger = logging.getLogger(__name__)
+
+_CONTINUABLE = ("completed", "incomplete")
+
+
+async def create_response(request: Request) -> HttpResponse:
+    """Answer a conversation of typed items, whole, as a stream or in the background."""
+    service = service_of(request)
+    body = await read_body(request, ResponsesRequest, RESPONSES_NEUTRAL, service.max_body_size)
+    service.check_model(body.model)
+    with renamed(NAMES):
+        answer = await _asked(service, body, new_id(request, "resp", body.request_id, joint="_"))
+        if body.background:
+            return json_response(_in_background(service, answer))
+        if body.stream:
+            return await event_stream(
+                request, _encoded(answer), lambda error: _last_words(answer, error)
+            )
+        return json_response(await while_connected(request.receive, answer.finish()))
+
+
+async def retrieve_response(request: Request) -> HttpResponse:
+    """A stored response as it is now."""
+    if request.query_params.get("stream") == "true":
+        raise Unsupported("stream is not supported for a response that is there already", "stream")
+    stored = service_of(request).responses.get(request.path_params["response_id"])
+    return json_response(stored.response)
+
+
+async def delete_response(request: Request) -> HttpResponse:
+    """Forget a stored response."""
+    response_id = request.path_params["response_id"]
+    service_of(request).responses.delete(response_id)
+    return json_response(DeletedResponse(response_id))
+
+
+async def cancel_response(request: Request) -> HttpResponse:
+    """End a response that is made in the background; one that has ended stays as it is."""
+    responses = service_of(request).responses
+    stored = responses.get(request.path_params["response_id"])
+    if not stored.response.background:
+        raise InvalidRequest("Only a response with background true can be cancelled", "background")
+    if stored.response.status == "in_progress":
+        responses.delete(stored.response.id)
+        cancelled = structs.replace(stored.response, status="cancelled")
+        stored = replace(stored, response=cancelled, task=None)
+        responses.put(stored)
+    return json_response(stored.response)
+
+
+async def _asked(service: Service, body: ResponsesRequest, response_id: str) -> Answer:
+    """The answer that a request will get. Raises for anything that cannot be carried out."""
+    earlier = _earlier(service, body.previous_response_id)
+    items = earlier + items_of(body.input)
+    chat = as_chat(body, items, num_earlier=len(earlier))
+    if body.truncation == "auto":
+        chat = await fitting(service, chat)
+    return Answer(service, body, await prepared(service, chat, response_id), items)
+
+
+def _earlier(service: Service, response_id: str | None) -> tuple[InputItem, ...]:
+    """The conversation up to and with a stored response."""
+    if response_id is None:
+        return ()
+    name = "previous_response_id"
+    stored = service.responses.get(response_id, name)
+    if stored.response.status not in _CONTINUABLE:
+        message = f"{name} names a response that is {stored.response.status}: it has no answer"
+        raise InvalidRequest(message, name)
+    return stored.items
+
+
+async def _encoded(answer: Answer) -> Events:
+    async with aclosing(answer.events()) as pieces:
+        async for events in pieces:
+            yield b"".join(map(_encode, events))
+
+
+def _last_words(answer: Answer, error: Exception | None) -> bytes:
+    return _encode(answer.fail(error)) if error else b""
+
+
+def _encode(event: ResponseEvent) -> bytes:
+    return named_event(event.type, event)
+
+
+def _in_background(service: Service, answer: Answer) -> Response:
+    """Start an answer; the store holds what makes it."""
+    task = asyncio.create_task(_finish(answer))
+    service.responses.put(Stored(answer.response, answer.items, task))
+    return answer.response
+
+
+async def _finish(answer: Answer) -> None:
+    try:
+        await answer.finish()
+    except Exception as error:
+        known = isinstance(error, InvalidRequest | EngineDead | GenerationFailed)
+        logger.error("%s failed: %s", answer.response.id, error, exc_info=not known)
+        answer.fail(error)
