@@ -145,9 +145,8 @@ class Steps:
     def run(self, cache: PagedKVCache, count: int) -> PagedKVCache:
         for _ in range(count):
             cache, self.slots, out = self.forward(self.params, cache, self.slots, self.packed)
-            self.slots, _, _ = self.sample(
-                self.params, self.slots, None, out.last_hidden, out.sampling
-            )
+            head = self.params.without_layers
+            self.slots, _, _ = self.sample(head, self.slots, None, out.last_hidden, out.sampling)
         jax.block_until_ready(self.slots)
         return cache
 
@@ -213,7 +212,7 @@ def compile_case(case: Case, shapes: StepShapes, params: Any, hlo: Path | None) 
     num_rows = shapes.buckets.sampling_rows(case.num_rows)
     greedy = functools.partial(sample, shapes=shapes, num_rows=num_rows, mode=SamplingMode.GREEDY)
     sampler = jax.jit(greedy, donate_argnums=1).lower(
-        abstract(params), slots, None, out.last_hidden, out.sampling
+        abstract(params).without_layers, slots, None, out.last_hidden, out.sampling
     )
     return program, sampler.compile()
 

@@ -109,13 +109,13 @@ def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
         yield ("forward", bucket), forward_job(bucket)
     for size in shapes.buckets.scoring:
         hidden = jax.ShapeDtypeStruct((size, out.last_hidden.shape[1]), out.last_hidden.dtype)
-        scored = (params, hidden, _int32(size))
+        scored = (params.without_layers, hidden, _int32(size))
         yield ("score", size), Job(partial(score, shapes=shapes), scored)
     # Mode by mode, so that what the modes of a size have in common is tuned once for all of them.
     for mode in SamplingMode:
         for rows in reversed(shapes.buckets.sampling):
             kept = state if mode >= SamplingMode.ADJUSTED else None
-            args = (params, slots, kept, out.last_hidden, out.sampling)
+            args = (params.without_layers, slots, kept, out.last_hidden, out.sampling)
             sampler = partial(sample, shapes=shapes, num_rows=rows, mode=mode)
             yield ("sample", rows, mode), Job(sampler, args, (1, 2))
     yield ("copy_pages",), Job(copy_pages, (cache, _int32(COPY_ROOM), _int32(COPY_ROOM)), (0,))

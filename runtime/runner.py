@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from paged.cache import PagedKVCache
+from paged.models.layers import DecoderParams
 from paged.runtime.batch import SlotSampling, pack, pack_updates
 from paged.runtime.buckets import Bucket
 from paged.runtime.plan import PageCopy, Row, StepPlan
@@ -133,10 +133,11 @@ class InFlight:
 class StepRunner:
     """Owns everything on the device; every call enqueues work and returns."""
 
-    def __init__(self, shapes: StepShapes, params: Any, *, progress: bool) -> None:
+    def __init__(self, shapes: StepShapes, params: DecoderParams, *, progress: bool) -> None:
         """Compile every program, then take the memory of pages and slots."""
         self.shapes = shapes
         self._params = params
+        self._head = params.without_layers
         self._programs = Programs(shapes, params, show_progress=progress)
         self._cache = PagedKVCache.zeros(shapes.cache)
         self._slots = shapes.slot_state()
@@ -242,7 +243,7 @@ class StepRunner:
         sample = self._programs["sample", rows, mode]
         kept = self._sampler if mode >= SamplingMode.ADJUSTED else None
         self._slots, kept, sampled = sample(
-            self._params, self._slots, kept, out.last_hidden, out.sampling
+            self._head, self._slots, kept, out.last_hidden, out.sampling
         )
         if kept is not None:
             self._sampler = kept
@@ -260,7 +261,7 @@ class StepRunner:
             targets[begin : begin + len(following)] = following
             begin += row.length
         program = self._programs["score", bucket.num_tokens]
-        return program(self._params, out.hidden, jax.device_put(targets))
+        return program(self._head, out.hidden, jax.device_put(targets))
 
     def _make_room(self, plan: StepPlan, room: int) -> StepPlan:
         """Send page updates that a step has no room for ahead of it."""
