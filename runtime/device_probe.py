@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 
@@ -38,12 +39,16 @@ def probe_device() -> DeviceMemory:
     """The device that an engine process would get. Raises ConfigError if JAX finds none."""
     # JAX counts what it may use: let it be all, and take none of it.
     settings = {"XLA_CLIENT_MEM_FRACTION": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", _MODULE],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **settings},
-        capture_output=True,
-        timeout=_TIME_TO_ANSWER,
-    )
+    path = os.pathsep.join(str(Path(folder).absolute()) for folder in sys.path)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", _MODULE],
+            env={**os.environ, "PYTHONPATH": path, **settings},
+            capture_output=True,
+            timeout=_TIME_TO_ANSWER,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"JAX finds no device within {_TIME_TO_ANSWER} s") from error
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise ConfigError(f"JAX finds no device: {''.join(last)}")
