@@ -48,6 +48,11 @@ class Claim:
     weights: int
     has_pages: bool
 
+    @property
+    def wanted(self) -> int:
+        """Bytes of weights and of pages that were stated."""
+        return self.weights + (self.pages or 0) * self.has_pages
+
 
 def divide(
     configs: Mapping[str, EngineConfig], shares: Mapping[str, float | None]
@@ -99,11 +104,7 @@ def shares_on_gpu(claims: Sequence[Claim], total: int, kind: str) -> dict[str, f
         kind: what it is called.
     """
     shares = {claim.name: claim.share for claim in claims if claim.share is not None}
-    by_bytes = {
-        claim.name: claim.weights + claim.pages
-        for claim in claims
-        if claim.share is None and claim.pages is not None
-    }
+    by_bytes = {claim.name: claim.wanted for claim in claims if claim.share is None}
     rest = int((_USABLE - sum(shares.values())) * total) - sum(by_bytes.values())
     problems = [*_unstated_on_gpu(claims), *_too_small(claims, total)]
     if sum(shares.values()) > 1 + _ROUNDING:
@@ -131,7 +132,7 @@ def check_on_cpu(claims: Sequence[Claim], available: int | None) -> None:
         for claim in claims
         if claim.has_pages and claim.pages is None
     ]
-    wanted = sum(claim.weights + (claim.pages or 0) * claim.has_pages for claim in claims)
+    wanted = sum(claim.wanted for claim in claims)
     if available is not None and wanted > available:
         problems.append(f"weights and pages want {size_text(wanted)} together")
     if problems:
@@ -151,7 +152,7 @@ def _unstated_on_gpu(claims: Sequence[Claim]) -> Iterator[str]:
 
 def _too_small(claims: Sequence[Claim], total: int) -> Iterator[str]:
     for claim in claims:
-        if claim.share is not None and claim.weights + (claim.pages or 0) > claim.share * total:
+        if claim.share is not None and claim.wanted > claim.share * total:
             yield f"{claim.name}: its share is smaller than what it is to hold"
 
 

@@ -111,7 +111,7 @@ class Worker:
         )
 
     def die(self, cause: str) -> None:
-        """End as if a step had failed; nothing is changed after a death or a shutdown."""
+        """End as if a step had failed; does nothing after a death or a shutdown."""
         with self._changed:
             if self._closed is None:
                 logger.error("The engine stopped: %s", cause)

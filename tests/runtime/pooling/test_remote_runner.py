@@ -75,7 +75,8 @@ def test_what_the_device_fails_with_is_said() -> None:
 
 
 def test_what_it_cannot_start_with_is_raised() -> None:
+    refuse = "from paged.errors import ConfigError; raise ConfigError('no room')"
     with pytest.raises(ConfigError, match="no room"):
-        remote_runner(statement="from paged.errors import ConfigError; raise ConfigError('no room')")
+        remote_runner(statement=refuse)
     with pytest.raises(EngineDead, match="exit status 3"):
         remote_runner(statement="os._exit(3)")
