@@ -112,8 +112,9 @@ def shares_on_gpu(claims: Sequence[Claim], total: int, kind: str) -> dict[str, f
     elif by_bytes and rest < len(by_bytes) * _STEPS:
         problems.append(
             f"{', '.join(by_bytes)}: weights, pages and {size_text(_STEPS)} for steps each want "
-            f"{size_text(sum(by_bytes.values()) + len(by_bytes) * _STEPS)} together, and the "
-            f"others leave {size_text(max(rest + sum(by_bytes.values()), 0))} of {_USABLE:.0%}"
+            f"{size_text(sum(by_bytes.values()) + len(by_bytes) * _STEPS)} together, and of the "
+            f"{_USABLE:.0%} that are shared out {size_text(max(rest + sum(by_bytes.values()), 0))} "
+            "is left"
         )
     if problems:
         where = f"the {size_text(total)} of this {kind}"

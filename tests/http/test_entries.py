@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from paged.http import start as starting
 from paged.http.cli import main, parse
 from paged.http.entries import Entry, read_entries
 from paged.http.options import ServeOptions
+from paged.runtime.async_engine import AsyncEngine
+from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import read_flags
+from paged.runtime.pooling.engine import PoolingEngine
+from tests.http.fakes import FakeEngine
 
 ROOT = Path(__file__).parents[2]
 Capture = pytest.CaptureFixture[str]
@@ -129,3 +135,25 @@ def test_the_documents_show_what_is_understood(path: Path, name: str) -> None:
     llama, bge = entries(path, example)
     assert (llama.names, llama.share) == (("llama", "default"), 0.6)
     assert (bge.config.model, bge.share) == ("BAAI/bge-m3", 0.2)
+
+
+def test_each_engine_gets_its_share_and_a_process(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def start(config: EngineConfig, *, separate_process: bool) -> FakeEngine:
+        asked.append((config.model, config.gpu_memory_utilization, separate_process))
+        return FakeEngine()
+
+    def divide(configs: Any, shares: dict[str, float | None]) -> dict[str, float]:
+        assert shares == {"chat": 0.6, "org/embedder": None}
+        return {"chat": 0.6, "org/embedder": 0.25}
+
+    monkeypatch.setattr(starting, "divide", divide)
+    monkeypatch.setattr(starting, "wants_pooling", lambda config: config.model == "org/embedder")
+    monkeypatch.setattr(AsyncEngine, "from_config", start)
+    monkeypatch.setattr(PoolingEngine, "from_config", start)
+    with starting.running(entries(path, TWO), ServeOptions()) as services:
+        assert [service.model_name for service in services] == ["chat", "org/embedder"]
+    assert asked == [("org/chat", 0.6, True), ("org/embedder", 0.25, True)]

@@ -64,8 +64,8 @@ def test_shares_of_more_than_all() -> None:
         ([replace(CHAT, pages=40 * GIB), EMBEDDER], "chat: its share is smaller than what it is"),
         (
             [replace(CHAT, share=None, pages=40 * GIB), EMBEDDER],
-            "chat: weights, pages and 1.00 GiB for steps each want 57.00 GiB together, and the "
-            "others leave 56.00 GiB of 90%",
+            "chat: weights, pages and 1.00 GiB for steps each want 57.00 GiB together, and of the "
+            "90% that are shared out 56.00 GiB is left",
         ),
     ],
 )
