@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pickle import PicklingError
 from typing import Any
 
 import jax
@@ -67,6 +68,13 @@ class Family:
     forward: Forward
     logits: Callable[[DecoderParams, ModelConfig, jax.Array], jax.Array]
     configure: Callable[[Mapping[str, Any]], ModelConfig] = parse_config
+
+    def __reduce__(self) -> tuple[Callable[[str], Family], tuple[str]]:
+        """For pickle: a family goes by name to another process, which has its functions."""
+        names = [name for name, family in FAMILIES.items() if family is self]
+        if not names:
+            raise PicklingError("this model family is not in the registry")
+        return get_family, (names[0],)
 
 
 _CHATGLM = Family(chatglm.DEFAULTS, chatglm.specs, chatglm.forward, logits, chatglm.configure)

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -21,15 +21,18 @@ class ChildProcess:
 
     Args:
         program: the interpreter's arguments; the descriptor of a socket is put behind them.
+        environment: its variables where they are not this process's.
 
     Attributes:
         connection: the other end of that socket; the caller closes it.
     """
 
-    def __init__(self, program: Sequence[str]) -> None:
+    def __init__(
+        self, program: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
         self.connection, theirs = socket.socketpair()
         with theirs:
-            self._process = _spawn(program, theirs.fileno())
+            self._process = _spawn(program, theirs.fileno(), environment or {})
 
     @property
     def pid(self) -> int:
@@ -61,13 +64,15 @@ class ChildProcess:
         return None
 
 
-def _spawn(program: Sequence[str], descriptor: int) -> subprocess.Popen[bytes]:
+def _spawn(
+    program: Sequence[str], descriptor: int, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     # It finds the modules that this process finds, and none of the current folder's besides.
     path = os.pathsep.join(str(Path(folder).absolute()) for folder in sys.path)
     with _signals_blocked():
         return subprocess.Popen(
             [sys.executable, "-P", *program, str(descriptor)],
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, **environment, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
             pass_fds=[descriptor],
         )

@@ -5,54 +5,45 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
-from jax.stages import Compiled, Lowered
+from jax.stages import Compiled
 
 from paged.models.loading.progress import progress
-from paged.runtime.program_store import kept_once, load_or_compile, named_apart
+from paged.runtime.lowering import Job, Key, Lowering
+from paged.runtime.program_store import kept_once, load_or_compile
 
 logger = logging.getLogger(__name__)
 
-Key = tuple[Any, ...]
-"""Names a program: its kind, then what it is specialised for."""
-
-
-class Job(NamedTuple):
-    """A program to be compiled.
-
-    Attributes:
-        args: abstract ones.
-        donated: indices of those whose memory the program takes over.
-    """
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    donated: tuple[int, ...] = ()
-
 
 def compile_all(
-    fixed: Any, jobs: Iterable[tuple[Key, Job]], *, show_progress: bool = False
+    fixed: Any,
+    jobs: Iterable[tuple[Key, Job]],
+    *,
+    processes: int = 0,
+    show_progress: bool = False,
 ) -> dict[Key, Compiled]:
     """A program for each job, many compiled at a time; the first jobs begin first.
 
     After an error it waits only for what is being compiled, and the rest is cancelled.
 
-    Tracing and lowering are Python: threads that did both at once would only stand in the way of
-    each other, and of those that compile. So one thread does both for all.
-
     Args:
         fixed: what all the programs are specialised for, beside their keys and arguments.
+        processes: that trace and lower; see `Lowering`.
     """
     cores = max(2, os.cpu_count() or 2)
     programs: dict[Key, Compiled] = {}
     made: list[Key] = []
     started = time.perf_counter()
-    with kept_once(), ThreadPoolExecutor(1) as lowering, ThreadPoolExecutor(cores) as compiling:
+    with (
+        kept_once(),
+        closing(Lowering(processes)) as lowering,
+        ThreadPoolExecutor(cores) as compiling,
+    ):
         try:
             futures = {}
             for key, job in jobs:
@@ -64,8 +55,8 @@ def compile_all(
                     programs[futures[done]] = done.result()
                     advance(1)
         except BaseException:  # such as an interrupt, which is not to wait for what nobody wants
-            for threads in (compiling, lowering):
-                threads.shutdown(wait=False, cancel_futures=True)
+            compiling.shutdown(wait=False, cancel_futures=True)
+            lowering.close()
             raise
     logger.info(
         "%d programs compiled, %d from the cache, in %.1f s",
@@ -91,20 +82,11 @@ def memory_to_run(programs: Iterable[Compiled]) -> int:
     return temporary + 2 * outputs
 
 
-def _make(key: Key, job: Job, lowering: Executor, made: list[Key]) -> Compiled:
+def _make(key: Key, job: Job, lowering: Lowering, made: list[Key]) -> Compiled:
     """Compile a program that is not kept, and note in `made` that it was."""
-    lowered = lowering.submit(_lower, key, job).result()
+    lowered = lowering(key, job)
     started = time.perf_counter()
     program = lowered.compile()
     logger.debug("%s: compiled in %.1f s", key, time.perf_counter() - started)
     made.append(key)
     return program
-
-
-def _lower(key: Key, job: Job) -> Lowered:
-    started, worked = time.perf_counter(), time.thread_time()
-    function = named_apart(job.function, key[0])
-    lowered = jax.jit(function, donate_argnums=job.donated).lower(*job.args)
-    seconds, work = time.perf_counter() - started, time.thread_time() - worked
-    logger.debug("%s: lowered in %.1f s, with %.1f s of a core", key, seconds, work)
-    return lowered

@@ -12,7 +12,8 @@ from jax.stages import Compiled
 
 from paged.cache import PagedKVCache, copy_pages
 from paged.runtime.buckets import Bucket
-from paged.runtime.compiler import Job, Key, compile_all, memory_to_run
+from paged.runtime.compiler import compile_all, memory_to_run
+from paged.runtime.lowering import Job, Key, processes_for
 from paged.runtime.sampler import SamplingMode, load_history, load_masks, load_rules, num_words
 from paged.runtime.steps import (
     COPY_ROOM,
@@ -39,7 +40,8 @@ class Programs:
     def __init__(self, shapes: StepShapes, params: Any, *, show_progress: bool) -> None:
         """Compile everything, in parallel threads; tell how it gets on if asked to."""
         jobs = _jobs(shapes, abstract(params))
-        self._compiled = _compile(shapes, jobs, show_progress=show_progress)
+        processes = processes_for(jax.devices()[0])
+        self._compiled = _compile(shapes, jobs, processes=processes, show_progress=show_progress)
 
     def __getitem__(self, key: Key) -> Compiled:
         return self._compiled[key]
@@ -77,10 +79,14 @@ def abstract(tree: Any) -> Any:
 
 
 def _compile(
-    shapes: StepShapes, jobs: Iterable[tuple[Key, Job]], *, show_progress: bool = False
+    shapes: StepShapes,
+    jobs: Iterable[tuple[Key, Job]],
+    *,
+    processes: int = 0,
+    show_progress: bool = False,
 ) -> dict[Key, Compiled]:
     fixed = (shapes.model, shapes.buckets, shapes.max_model_len, shapes.backend, shapes.tilings)
-    return compile_all(fixed, jobs, show_progress=show_progress)
+    return compile_all(fixed, jobs, processes=processes, show_progress=show_progress)
 
 
 def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:

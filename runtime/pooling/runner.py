@@ -13,8 +13,9 @@ from jax.stages import Compiled
 from numpy.typing import NDArray
 
 from paged.models.embedder import Embedder
-from paged.runtime.compiler import Job, compile_all
+from paged.runtime.compiler import compile_all
 from paged.runtime.compiles import num_compiles
+from paged.runtime.lowering import Job
 from paged.runtime.pooling.grid import Grid, Shape
 from paged.runtime.pooling.vectors import Vectors
 from paged.runtime.pooling.waiting import Batch

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from paged.runtime import compiler
-from paged.runtime.compiler import Job, Key, compile_all
+from paged.runtime.compiler import compile_all
+from paged.runtime.lowering import Job, Key
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])

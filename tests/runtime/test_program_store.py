@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import pytest
 from jax.stages import Compiled
 
-from paged.runtime.compiler import Job, compile_all
+from paged.runtime.compiler import compile_all
 from paged.runtime.compiles import use_compile_cache
+from paged.runtime.lowering import Job
 from paged.runtime.program_store import kept_once, load_or_compile, named_apart
 from paged.runtime.steps import SlotState
 

@@ -15,8 +15,8 @@ from paged.models.loading.dummy import random_params
 from paged.models.registry import get_family, model_config
 from paged.models.weights import param_shapes
 from paged.runtime.buckets import Buckets
-from paged.runtime.compiler import Key
 from paged.runtime.compiles import num_compiles
+from paged.runtime.lowering import Key
 from paged.runtime.programs import Programs, step_memory
 from paged.runtime.steps import StepShapes
 

@@ -20,10 +20,10 @@ from paged.cache import CacheSpec
 from paged.models.registry import get_family, model_config
 from paged.runtime import compiler, programs, tuning
 from paged.runtime.buckets import Buckets
-from paged.runtime.compiler import Job, Key
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
+from paged.runtime.lowering import Job, Key
 from paged.runtime.steps import StepShapes
 from tests.runtime.test_program_store import half, with_a_hole
 
