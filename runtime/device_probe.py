@@ -16,6 +16,9 @@ import msgspec
 
 from paged.runtime.errors import ConfigError
 
+MEMORY_FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+"""Where JAX finds the share of a device's memory that it reserves, by either name."""
+
 _MODULE = "paged.runtime.device_probe"
 # Seconds; a driver that has gone to sleep takes some.
 _TIME_TO_ANSWER = 120
@@ -38,7 +41,7 @@ class DeviceMemory(msgspec.Struct, frozen=True):
 def probe_device() -> DeviceMemory:
     """The device that an engine process would get. Raises ConfigError if JAX finds none."""
     # JAX counts what it may use: let it be all, and take none of it.
-    settings = {"XLA_CLIENT_MEM_FRACTION": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    settings = {MEMORY_FRACTIONS[0]: "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     path = os.pathsep.join(str(Path(folder).absolute()) for folder in sys.path)
     try:
         done = subprocess.run(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import floor
 
 from paged.runtime.config import EngineConfig
-from paged.runtime.device_probe import DeviceMemory, probe_device
+from paged.runtime.device_probe import MEMORY_FRACTIONS, DeviceMemory, probe_device
 from paged.runtime.engine import find_model
 from paged.runtime.errors import ConfigError
 from paged.runtime.memory import available_memory, size_text
@@ -22,7 +22,6 @@ from paged.runtime.memory import available_memory, size_text
 _USABLE = EngineConfig.gpu_memory_utilization
 # Bytes that steps want at least, beside weights and pages.
 _STEPS = 2**30
-_FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 _MIB = 2**20
 # What advice leaves beside weights, and the KV pages that it gives on a CPU.
 _ROOMY = 1.25
@@ -68,7 +67,7 @@ def divide(
             numbers, and with others that would do.
         ModelNotFoundError, CheckpointError: there is no such model, or it is damaged.
     """
-    for name in _FRACTIONS:
+    for name in MEMORY_FRACTIONS:
         if name in os.environ:
             raise ConfigError(f"{name} is set, which would be the share of each model: unset it")
     device = probe_device()

@@ -26,7 +26,7 @@ from paged.runtime.pooling.abilities import Abilities
 from paged.runtime.pooling.grid import Grid
 from paged.runtime.pooling.runner import PoolingRunner, compile_programs
 from paged.runtime.pooling.worker import Runner
-from paged.runtime.setup import claim_device_memory, free_memory, step_limits, timed
+from paged.runtime.setup import claim_device, free_memory, step_limits, timed
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,8 @@ def prepare_pooling(
     Raises:
         ConfigError: the flags do not go together or do not fit the device. Nothing is loaded then.
     """
-    claim_device_memory(config)
     use_compile_cache(config.compile_cache_dir)
-    device = jax.devices()[0]
+    device = claim_device(config)
     settings = settings_of(source)
     length = model_length(config.max_model_len, source.config, settings)
     embedder = make_embedder(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paged.runtime import sharing
 from paged.runtime.config import EngineConfig
-from paged.runtime.device_probe import DeviceMemory, probe_device
+from paged.runtime.device_probe import MEMORY_FRACTIONS, DeviceMemory, probe_device
 from paged.runtime.errors import ConfigError
+from paged.runtime.setup import claim_device
 from paged.runtime.sharing import Claim, check_on_cpu, divide, shares_on_gpu
 from tests.runtime.test_core import MODEL
 
@@ -166,6 +169,25 @@ def test_weights_are_counted_before_they_are_there(
         (0.5, 2**20, False),
     ]
     assert seen[0].weights > seen[1].weights > 0  # vectors need no head
+
+
+@pytest.mark.parametrize("users", [None, *MEMORY_FRACTIONS])
+def test_a_share_is_told_to_jax_and_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, users: str | None
+) -> None:
+    seen: list[dict[str, str]] = []
+
+    def note() -> list[str]:
+        seen.append({name: os.environ[name] for name in MEMORY_FRACTIONS if name in os.environ})
+        return ["device"]
+
+    monkeypatch.setattr(jax, "devices", note)
+    if users:
+        monkeypatch.setenv(users, "0.5")
+    before = dict(os.environ)
+    assert claim_device(EngineConfig(gpu_memory_utilization=0.3)) == "device"
+    assert seen == [{users: "0.5"} if users else {MEMORY_FRACTIONS[0]: "0.3"}]
+    assert dict(os.environ) == before
 
 
 def test_a_device_is_found_without_taking_it(
