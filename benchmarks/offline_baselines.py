@@ -32,7 +32,7 @@ from paged.runtime.config import EngineConfig
 from paged.runtime.core import EngineCore
 from paged.runtime.messages import EngineRequest
 from paged.runtime.sampling_params import SamplingParams
-from paged.runtime.setup import claim_device_memory
+from paged.runtime.setup import claim_device
 
 DECODE_STEPS = 96
 SETTLING_STEPS = 8
@@ -119,7 +119,7 @@ def start(config: EngineConfig, source: ModelSource) -> tuple[EngineCore, dict[s
 def figures(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Every figure that was asked for, as it comes."""
     source, config = resolve_model(args.model, load_format="dummy"), engine_config(args)
-    claim_device_memory(config)
+    claim_device(config)
     if jax.default_backend() == "gpu":
         yield {"device": jax.devices()[0].device_kind, **asdict(ceilings())}
     core, about = start(config, source)

@@ -1,10 +1,11 @@
-"""The application: routes, middleware, and the service behind them."""
+"""The application: routes, middleware, and the services behind them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypedDict, Unpack
 
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -30,50 +31,116 @@ from paged.http.api.responses.routes import (
     retrieve_response,
 )
 from paged.http.api.scores import score
-from paged.http.api.service import PoolingService, Service, served_by
+from paged.http.api.service import (
+    AnyService,
+    Models,
+    PoolingService,
+    Service,
+    models_of,
+    no_text,
+    no_vectors,
+)
 from paged.http.api.tokens import detokenize, tokenize
 from paged.http.auth import RequireKey
 from paged.http.engine import Engine
-from paged.http.metrics import Metrics
+from paged.http.metrics import Metrics, registry_of
 from paged.http.options import ServeOptions
 from paged.http.request_counter import CountRequests
 from paged.http.request_ids import EchoRequestId
-from paged.runtime.errors import EngineDead, InvalidRequest, Unsupported
+from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.pooling.engine import PoolingEngine
+
+
+class Door(TypedDict, total=False):
+    """What an application is told of itself rather than of a model; see `create_server`."""
+
+    api_keys: Sequence[str]
+    max_body_size: int
+    allowed_origins: Sequence[str]
+    allowed_methods: Sequence[str]
+    allowed_headers: Sequence[str]
+    allow_credentials: bool
 
 
 def create_app(
     engine: Engine | PoolingEngine,
     model_names: Sequence[str],
     *,
-    api_keys: Sequence[str] = (),
-    max_body_size: int = ServeOptions.max_body_size,
     chat_template: str | None = None,
     trust_request_chat_template: bool = False,
     answers: AnswerFormat | None = None,
     log_requests: bool = False,
+    **door: Unpack[Door],
+) -> Starlette:
+    """An ASGI application that serves one model: see `create_service` and `create_server`."""
+    service = create_service(
+        engine,
+        model_names,
+        chat_template=chat_template,
+        trust_request_chat_template=trust_request_chat_template,
+        answers=answers,
+        log_requests=log_requests,
+    )
+    return create_server([service], **door)
+
+
+def create_service(
+    engine: Engine | PoolingEngine,
+    model_names: Sequence[str],
+    number: int = 0,
+    *,
+    chat_template: str | None = None,
+    trust_request_chat_template: bool = False,
+    answers: AnswerFormat | None = None,
+    log_requests: bool = False,
+) -> AnyService:
+    """A model as the routes see it.
+
+    Args:
+        engine: running; nobody here shuts it down.
+        model_names: names that requests may use; replies carry the first.
+        number: of the model in its server, from 0.
+        chat_template: in place of the tokenizer's own.
+        trust_request_chat_template: whether requests may bring one of their own.
+        answers: how the model writes reasoning and tool calls; None for text alone.
+        log_requests: whether to log each request's parameters (never its prompt).
+    """
+    names, metrics = tuple(model_names), Metrics(engine, model_names[0], number)
+    if isinstance(engine, PoolingEngine):
+        return PoolingService(engine, names, metrics, log_requests)
+    return Service(
+        engine,
+        names,
+        metrics,
+        log_requests,
+        chat_template=chat_template,
+        trust_request_chat_template=trust_request_chat_template,
+        answers=answers or AnswerFormat(),
+    )
+
+
+def create_server(
+    services: Sequence[AnyService],
+    *,
+    api_keys: Sequence[str] = (),
+    max_body_size: int = ServeOptions.max_body_size,
     allowed_origins: Sequence[str] = ("*",),
     allowed_methods: Sequence[str] = ("*",),
     allowed_headers: Sequence[str] = ("*",),
     allow_credentials: bool = False,
 ) -> Starlette:
-    """An ASGI application that serves `engine`; its `state.service` holds what the routes share.
+    """An ASGI application that serves models; its `state.models` holds them.
 
     Args:
-        engine: running; the application does not shut it down. It decides which routes there are.
-        model_names: names that requests may use; replies carry the first.
+        services: at least one, no two of a name. They decide which routes there are.
         api_keys: any of them is needed for all but the probes; none admits everyone.
         max_body_size: bytes.
-        chat_template: in place of the tokenizer's own.
-        trust_request_chat_template: whether requests may bring one of their own.
-        answers: how the model writes reasoning and tool calls; None for text alone.
-        log_requests: whether to log each request's parameters (never its prompt).
         allowed_origins, allowed_methods, allowed_headers, allow_credentials: what pages of other
             sites may ask of this server from a browser.
     """
-    metrics = Metrics(engine, model_names[0])
+    registry = registry_of([service.metrics for service in services])
     middleware = [
-        Middleware(CountRequests, registry=metrics.registry),
+        Middleware(CountRequests, registry=registry),
         Middleware(EchoRequestId),
         Middleware(
             CORSMiddleware,
@@ -87,27 +154,22 @@ def create_app(
     if api_keys:
         middleware.append(Middleware(RequireKey, keys=api_keys))
     app = Starlette(
-        routes=_routes(engine),
+        routes=_routes(services),
         middleware=middleware,
         exception_handlers=dict.fromkeys(_HANDLED, handle_error),
     )
-    shared = (tuple(model_names), metrics, max_body_size, log_requests)
-    if isinstance(engine, PoolingEngine):
-        app.state.service = PoolingService(engine, *shared)
-    else:
-        app.state.service = Service(
-            engine,
-            *shared,
-            chat_template=chat_template,
-            trust_request_chat_template=trust_request_chat_template,
-            answers=answers or AnswerFormat(),
-        )
+    app.state.models = Models(tuple(services), max_body_size)
+    app.state.registry = registry
     return app
 
 
 async def health(request: Request) -> Response:
-    """200 while requests can be served."""
-    return Response(status_code=503 if served_by(request).engine.errored else 200)
+    """200 while requests can be served by all models."""
+    dead = [each.model_name for each in models_of(request) if each.engine.errored]
+    if dead:
+        message = f"The engine of {', '.join(dead)} has stopped; see the server's log"
+        raise ApiError(503, message, "ServiceUnavailableError")
+    return Response()
 
 
 async def version(request: Request) -> Response:
@@ -117,24 +179,18 @@ async def version(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     """For Prometheus."""
-    exposition = served_by(request).metrics.exposition()
+    exposition = generate_latest(request.app.state.registry)
     return Response(exposition, media_type=CONTENT_TYPE_LATEST)
 
 
 async def refuse_generation(request: Request) -> Response:
-    """What a model for embeddings or scores says when it is asked for text."""
-    raise Unsupported(
-        "This model gives embeddings or scores and generates no text: ask /v1/embeddings, /score "
-        "or /rerank"
-    )
+    """What models for embeddings or scores say when they are asked for text."""
+    raise no_text(models_of(request).named(None))
 
 
 async def refuse_pooling(request: Request) -> Response:
-    """What a model that generates text says when it is asked for embeddings or scores."""
-    raise Unsupported(
-        "This model was started to generate text; for embeddings and scores start one with "
-        "--runner pooling"
-    )
+    """What models that generate text say when they are asked for embeddings or scores."""
+    raise no_vectors(models_of(request).named(None))
 
 
 # The last one answers too, but a bug still reaches the server's log with its trace.
@@ -181,10 +237,12 @@ _POOLING = {
 }
 
 
-def _routes(engine: Engine | PoolingEngine) -> list[Route]:
-    """Those of all models, those of this kind, and refusals for those of the other kind."""
-    ours, others, refuse, more = _GENERATION, _POOLING, refuse_pooling, _RESPONSES
-    if isinstance(engine, PoolingEngine):
-        ours, others, refuse, more = _POOLING, _GENERATION, refuse_generation, []
-    posts = ours | dict.fromkeys(others, refuse)
+def _routes(services: Sequence[AnyService]) -> list[Route]:
+    """Those of all models, and for what none of them can do refusals."""
+    posts, more = dict(_GENERATION | _POOLING), _RESPONSES
+    if not any(isinstance(service, Service) for service in services):
+        posts |= dict.fromkeys(_GENERATION, refuse_generation)
+        more = []
+    if not any(isinstance(service, PoolingService) for service in services):
+        posts |= dict.fromkeys(_POOLING, refuse_pooling)
     return [*_ROUTES, *more, *(Route(path, posts[path], methods=["POST"]) for path in posts)]

@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import paged
-from paged.http.options import ConvertOptions, SamplingOptions, ServeOptions
+from paged.http.config_file import (
+    CONFIG_FLAG,
+    MODELS,
+    check_models,
+    check_shared,
+    flags_of,
+    read_config,
+)
+from paged.http.options import ConvertOptions, ModelOptions, SamplingOptions, ServeOptions
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError, EngineDead
 from paged.runtime.flags import add_flags
@@ -35,29 +43,38 @@ _HINTS = {
     "--pooler-config": "how vectors are made is read from the model's modules.json; drop it",
     "--quantization": "not supported yet",
     "--task": "did you mean --runner?",
+    "--models": "list them in a --config file, under `models`",
     "--tensor-parallel-size": "not supported yet: one GPU per server",
     "--trust-remote-code": "a model's own code is never run; drop it",
 }
-_CONFIG_FLAG = "--config"
 _FLAG = re.compile(r"--[a-z][\w-]*")
 
 
 class _Parser(argparse.ArgumentParser):
-    """One line for a mistake, a suggestion for an unknown flag, and values from a file."""
+    """One line for a mistake, a suggestion for an unknown flag, and values from a file.
+
+    Attributes:
+        takes_models: whether the file may list models.
+    """
+
+    takes_models = False
 
     def __init__(self, **how: Any) -> None:
         super().__init__(allow_abbrev=False, **how)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         args = list(args or ())
-        values = _config_file(args) if _CONFIG_FLAG in self.format_help() else None
+        values = read_config(args) if CONFIG_FLAG in self.format_help() else {}
+        models = values.pop(MODELS) if self.takes_models and MODELS in values else None
         if values:
             # What the namespace holds already is overridden by the command line.
-            namespace, unknown = super().parse_known_args(values, namespace)
+            namespace, unknown = super().parse_known_args(flags_of(values), namespace)
             # A file holds flags alone, but one with a space in it reads as an argument.
             self._refuse([*unknown, *filter(None, [namespace.model_argument])])
         namespace, unknown = super().parse_known_args(args, namespace)
         self._refuse(unknown)
+        if models is not None:
+            namespace.models = _models(namespace, models, [*flags_of(values), *args])
         return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
@@ -78,42 +95,21 @@ def _explained(argument: str, known: Sequence[str]) -> str:
     return f"flag {name}" + (f": {hint}" if hint else "")
 
 
-def _config_file(args: Sequence[str]) -> list[str]:
-    """The flags that `--config FILE` stands for."""
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    finder.add_argument(_CONFIG_FLAG)
-    try:
-        path = finder.parse_known_args(args)[0].config
-    except argparse.ArgumentError:  # no file after the flag, which the real parser will say
-        return []
-    return [] if path is None else _flags_of(_read_yaml(Path(path)))
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"--config {path}: must hold one 'flag: value' per line")
-    return values
-
-
-def _flags_of(values: dict[str, Any]) -> list[str]:
-    flags: list[str] = []
-    for name, value in values.items():
-        flag = f"--{str(name).replace('_', '-')}"
-        if isinstance(value, bool):
-            flags.append(flag if value else f"--no-{flag[2:]}")
-        elif isinstance(value, list):
-            flags += [flag, *map(str, value)]
-        elif value is not None:
-            flags.append(f"{flag}={value}")
-    return flags
+def _models(
+    shared: argparse.Namespace, models: Any, given: Sequence[str]
+) -> list[argparse.Namespace]:
+    """The arguments of each model in a list: what is shared, and over it what is its own."""
+    entries = check_models(models)
+    own = [*given, *(["--model"] if shared.model_argument else [])]
+    check_shared(own, len(entries))
+    parsed = []
+    for number, entry in enumerate(entries):
+        parser = _Parser(prog=f"paged serve: {MODELS}[{number}]", add_help=False)
+        _add_model_flags(parser)
+        # None where the entry does not say it: each of several models must.
+        values = vars(shared) | {"gpu_memory_utilization": None}
+        parsed.append(parser.parse_args(flags_of(entry), argparse.Namespace(**values)))
+    return parsed
 
 
 @dataclass(frozen=True)
@@ -129,15 +125,25 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """The model, as an argument or a flag, and every other field of `EngineConfig`."""
     parser.usage = "%(prog)s [MODEL] [flags]"
     parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="Same as --model.")
-    parser.add_argument(_CONFIG_FLAG, metavar="FILE", help="YAML file with more flags.")
+    parser.add_argument(CONFIG_FLAG, metavar="FILE", help="YAML file with more flags.")
     add_flags(parser, EngineConfig, "engine")
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
+    assert isinstance(parser, _Parser)
+    parser.takes_models = True
+    parser.set_defaults(models=[])
     add_flags(parser, ServeOptions, "server")
+    add_flags(parser, ModelOptions, "model")
     parser.add_argument("--disable-log-requests", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--swap-space", help=argparse.SUPPRESS)
     add_engine_flags(parser)
+
+
+def _add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """What may be said of one model among several."""
+    add_flags(parser, ModelOptions, "model")
+    add_flags(parser, EngineConfig, "engine")
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
@@ -206,7 +212,9 @@ def _with_dashes(arg: str) -> str:
 def _only_model(args: argparse.Namespace, argv: Sequence[str]) -> str | None:
     named = [arg for arg in argv if arg == "--model" or arg.startswith("--model=")]
     if len(named) + (args.model_argument is not None) > 1:
-        raise ConfigError("One server serves one model; start another on a --port of its own")
+        raise ConfigError(
+            "The command line names one model; a --config file may list several under `models`"
+        )
     model: str | None = args.model_argument or args.model
     if model and " " in model and args.command == "generate" and not Path(model).exists():
         raise ConfigError(f"{model!r} stands where a model may: put a text behind --prompt")

@@ -36,8 +36,8 @@ def leave_out(paths: str) -> None:
     logging.getLogger("uvicorn.access").addFilter(wanted)
 
 
-async def log_stats(engine: AnyEngine, interval: float = 10.0) -> None:
-    """Log a line every `interval` seconds, as people know it from vLLM, for ever.
+async def log_stats(engine: AnyEngine, name: str = "000", interval: float = 10.0) -> None:
+    """Log a line on an engine every `interval` seconds, as people know it from vLLM, for ever.
 
     It is there while requests run, and once more when the last has ended.
     """
@@ -47,7 +47,7 @@ async def log_stats(engine: AnyEngine, interval: float = 10.0) -> None:
         after = engine.stats()
         busy = after.num_running + after.num_waiting > 0 or after.num_steps > before.num_steps
         if busy or was_busy:
-            logger.info("%s", describe(before, after, interval))
+            logger.info("Engine %s: %s", name, describe(before, after, interval))
         before, was_busy = after, busy
 
 
@@ -57,7 +57,7 @@ def describe(before: EngineStats, after: EngineStats, seconds: float) -> str:
     generation = (after.generation_tokens - before.generation_tokens) / seconds
     hit_rate = after.prefix_cache_hits / max(after.prefix_cache_queries, 1)
     return (
-        f"Engine 000: Avg prompt throughput: {prompt:.1f} tokens/s, "
+        f"Avg prompt throughput: {prompt:.1f} tokens/s, "
         f"Avg generation throughput: {generation:.1f} tokens/s, "
         f"Running: {after.num_running} reqs, Waiting: {after.num_waiting} reqs, "
         f"GPU KV cache usage: {after.kv_cache_usage:.1%}, "

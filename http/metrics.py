@@ -7,7 +7,7 @@ are filled as outputs pass by.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -15,8 +15,9 @@ from prometheus_client import (
     GCCollector,
     PlatformCollector,
     ProcessCollector,
-    generate_latest,
 )
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from paged.http.engine import AnyEngine
 from paged.http.engine_metrics import EngineCollector
@@ -38,16 +39,12 @@ _PER_REQUEST = (
 _FINISH_REASONS = ("stop", "length", "abort", "error")
 
 
-class Metrics:
-    """The metrics of one server, in a registry of their own."""
+class Metrics(Collector):
+    """The metrics of one model; `number` counts the models of a server from 0."""
 
-    def __init__(self, engine: AnyEngine, model_name: str) -> None:
-        self.registry = CollectorRegistry()
-        self._labels = {"model_name": model_name, "engine": "0"}
-        for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=self.registry)
-        self.registry.register(EngineCollector(engine, self._labels))
-
+    def __init__(self, engine: AnyEngine, model_name: str, number: int = 0) -> None:
+        self._labels = {"model_name": model_name, "engine": str(number)}
+        self._collectors: list[Collector] = [EngineCollector(engine, self._labels)]
         tokens = _one_two_five(engine.max_model_len)
         self.first_token = self._histogram("time_to_first_token_seconds", _FIRST_TOKEN)
         self.inter_token = self._histogram("inter_token_latency_seconds", _PER_TOKEN)
@@ -72,20 +69,51 @@ class Metrics:
             self.prompt_tokens.observe(num_tokens)
             self.end_to_end.observe(seconds)
 
-    def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+    def collect(self) -> Iterable[Metric]:
+        for collector in self._collectors:
+            yield from collector.collect()
 
     def _counters(self, name: str, label: str, values: Sequence[str]) -> dict[str, Counter]:
         """A counter for each value of a label, looked up once."""
         names = [*self._labels, label]
-        family = Counter(f"vllm:{name}", _text(name), names, registry=self.registry)
+        family = Counter(f"vllm:{name}", _text(name), names, registry=None)
+        self._collectors.append(family)
         return {value: family.labels(**self._labels, **{label: value}) for value in values}
 
     def _histogram(self, name: str, buckets: Sequence[float]) -> Histogram:
         histogram = Histogram(f"vllm:{name}", _text(name), self._labels, buckets)
-        self.registry.register(histogram)
+        self._collectors.append(histogram)
         return histogram
+
+
+class _Joined(Collector):
+    """The metrics of all models: a family stands once, with the samples of each of them."""
+
+    def __init__(self, models: Sequence[Metrics]) -> None:
+        self._models = models
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering the collector must not ask the engines."""
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for model in self._models:
+            for family in model.collect():
+                if family.name in families:
+                    families[family.name].samples += family.samples
+                else:
+                    families[family.name] = family
+        return families.values()
+
+
+def registry_of(models: Sequence[Metrics]) -> CollectorRegistry:
+    """The registry of a server: its process and its models."""
+    registry = CollectorRegistry()
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    registry.register(_Joined(models))
+    return registry
 
 
 class RequestWatch:

@@ -15,23 +15,14 @@ _LONGEST_SHUTDOWN = 24 * 60 * 60
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """What `paged serve` is told about the door rather than the engine."""
+    """What `paged serve` is told about the door rather than its models."""
 
     host: str = option("0.0.0.0", "Address to listen on; 127.0.0.1 for this machine only.")
     port: int = option(8000, "Port to listen on; 0 for any free one.", type=port, metavar="PORT")
-    served_model_name: tuple[str, ...] = option(
-        (), "Names that requests may use, replies carrying the first; default the model's."
-    )
     api_key: tuple[str, ...] = option(
         (),
         "Keys, any of which a request must bring; default that in PAGED_API_KEY, "
         "without which everyone is admitted.",
-    )
-    chat_template: str | None = option(
-        None, "Chat template in place of the model's: a file, or the template itself."
-    )
-    trust_request_chat_template: bool = option(
-        False, "Let requests bring a chat template of their own, a program that this server runs."
     )
     allowed_origins: tuple[str, ...] = option(
         ("*",), "Sites whose pages may call this server from a browser; * for all."
@@ -39,20 +30,6 @@ class ServeOptions:
     allowed_methods: tuple[str, ...] = option(("*",), "HTTP verbs that such pages may use.")
     allowed_headers: tuple[str, ...] = option(("*",), "HTTP headers that such pages may send.")
     allow_credentials: bool = option(False, "Let such pages send cookies.")
-    enable_auto_tool_choice: bool = option(
-        False, "Let the model call the tools of a request; needs --tool-call-parser."
-    )
-    tool_call_parser: str | None = option(
-        None, f"How the model writes tool calls: {', '.join(TOOL_PARSERS)}."
-    )
-    exclude_tools_when_tool_choice_none: bool = option(
-        False, 'Do not tell the model of tools where tool_choice is "none".'
-    )
-    reasoning_parser: str | None = option(
-        None,
-        "How the model marks its reasoning, which is kept out of the answer's content: "
-        f"{', '.join(REASONING_PARSERS)}.",
-    )
     engine_process: bool = option(
         True, "Run device and scheduler in a process of their own, which streams do not slow."
     )
@@ -71,7 +48,6 @@ class ServeOptions:
     )
 
     def __post_init__(self) -> None:
-        self._check_parsers()
         if not 0 <= self.shutdown_timeout <= _LONGEST_SHUTDOWN:
             raise ConfigError(
                 f"--shutdown-timeout must be between 0 and {_LONGEST_SHUTDOWN} seconds, "
@@ -79,9 +55,40 @@ class ServeOptions:
             )
         if self.max_body_size < 1:
             raise ConfigError(f"--max-body-size must be at least 1, got {self.max_body_size}")
-        for name in ("served_model_name", "api_key"):
-            if "" in getattr(self, name):
-                raise ConfigError(f"--{name.replace('_', '-')} must not be empty")
+        _check_none_empty("--api-key", self.api_key)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """What `paged serve` is told about a model's names and answers."""
+
+    served_model_name: tuple[str, ...] = option(
+        (), "Names that requests may use, replies carrying the first; default the model's."
+    )
+    chat_template: str | None = option(
+        None, "Chat template in place of the model's: a file, or the template itself."
+    )
+    trust_request_chat_template: bool = option(
+        False, "Let requests bring a chat template of their own, a program that this server runs."
+    )
+    enable_auto_tool_choice: bool = option(
+        False, "Let the model call the tools of a request; needs --tool-call-parser."
+    )
+    tool_call_parser: str | None = option(
+        None, f"How the model writes tool calls: {', '.join(TOOL_PARSERS)}."
+    )
+    exclude_tools_when_tool_choice_none: bool = option(
+        False, 'Do not tell the model of tools where tool_choice is "none".'
+    )
+    reasoning_parser: str | None = option(
+        None,
+        "How the model marks its reasoning, which is kept out of the answer's content: "
+        f"{', '.join(REASONING_PARSERS)}.",
+    )
+
+    def __post_init__(self) -> None:
+        _check_none_empty("--served-model-name", self.served_model_name)
+        self._check_parsers()
 
     def _check_parsers(self) -> None:
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
@@ -94,6 +101,11 @@ class ServeOptions:
             if (given := getattr(self, name)) not in (None, *parsers):
                 flag = f"--{name.replace('_', '-')}"
                 raise ConfigError(f"{flag} must be one of {', '.join(parsers)}, got {given!r}")
+
+
+def _check_none_empty(flag: str, values: tuple[str, ...]) -> None:
+    if "" in values:
+        raise ConfigError(f"{flag} must not be empty")
 
 
 @dataclass(frozen=True, kw_only=True)

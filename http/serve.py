@@ -1,4 +1,4 @@
-"""`paged serve`: an engine, the application in front of it, and their life from bind to drain."""
+"""`paged serve`: engines, the application in front of them, and their life from bind to drain."""
 
 from __future__ import annotations
 
@@ -10,28 +10,25 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
 
-from paged.http.api.answers import AnswerFormat
-from paged.http.api.service import AnyService
-from paged.http.app import create_app
-from paged.http.engine import AnyEngine, Engine
+from paged.http.api.service import Models
+from paged.http.app import create_server
+from paged.http.engine import AnyEngine
+from paged.http.entries import read_entries
 from paged.http.logs import configure_logging, leave_out, log_stats
 from paged.http.options import ServeOptions
-from paged.runtime.async_engine import AsyncEngine
-from paged.runtime.config import EngineConfig
+from paged.http.start import running
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import read_flags
-from paged.runtime.pooling.engine import PoolingEngine, wants_pooling
 
 logger = logging.getLogger(__name__)
 
-DEMO_MODEL_NAME = "SmolLM2-135M-Instruct"
 # Proxies keep idle connections for 60 s; the one who closes first must not be the server.
 _KEEP_ALIVE = 75
 # What aborted requests get to say so before their connections are cut.
@@ -42,46 +39,29 @@ _EVERY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until told to stop; returns the exit status, 1 if the engine died."""
+    """Serve until told to stop; returns the exit status, 1 if an engine died."""
     options = _with_key(read_flags(ServeOptions, args))
-    config = read_flags(EngineConfig, args)
+    entries = read_entries(args)
     configure_logging(options.uvicorn_log_level)
     _note_ignored(args)
-    chat_template = _chat_template(options)
-    # Before the model is loaded: minutes later is late to hear that the port is taken.
-    with _bind(options.host, options.port) as listener:
-        engine = _start_engine(config, options)
-        try:
-            app = create_app(
-                engine,
-                options.served_model_name or (config.model or DEMO_MODEL_NAME,),
-                api_keys=options.api_key,
-                max_body_size=options.max_body_size,
-                chat_template=chat_template,
-                trust_request_chat_template=options.trust_request_chat_template,
-                answers=_answer_format(options),
-                log_requests=options.enable_log_requests,
-                allowed_origins=options.allowed_origins,
-                allowed_methods=options.allowed_methods,
-                allowed_headers=options.allowed_headers,
-                allow_credentials=options.allow_credentials,
-            )
-            return serve(app, listener, options)
-        finally:
-            engine.shutdown()
+    # Before a model is loaded: minutes later is late to hear that the port is taken.
+    with _bind(options.host, options.port) as listener, running(entries, options) as services:
+        app = create_server(
+            services,
+            api_keys=options.api_key,
+            max_body_size=options.max_body_size,
+            allowed_origins=options.allowed_origins,
+            allowed_methods=options.allowed_methods,
+            allowed_headers=options.allowed_headers,
+            allow_credentials=options.allow_credentials,
+        )
+        return serve(app, listener, options)
 
 
 def _with_key(options: ServeOptions) -> ServeOptions:
     """Options with the key in the environment, unless they have keys of their own."""
     keys = options.api_key or tuple(filter(None, [os.getenv("PAGED_API_KEY")]))
     return replace(options, api_key=keys)
-
-
-def _start_engine(config: EngineConfig, options: ServeOptions) -> Engine | PoolingEngine:
-    """Embeddings and scores are made in this process: they have no streams to keep going."""
-    if wants_pooling(config):
-        return PoolingEngine.from_config(config)
-    return AsyncEngine.from_config(config, separate_process=options.engine_process)
 
 
 def serve(app: Starlette, listener: socket.socket, options: ServeOptions) -> int:
@@ -106,23 +86,34 @@ def serve(app: Starlette, listener: socket.socket, options: ServeOptions) -> int
 
 
 async def _serve(server: _Server, listener: socket.socket) -> int:
-    engine = server.engine
     watchers = [asyncio.create_task(_stop_when_dead(server))]
     if not server.options.disable_log_stats:
-        watchers.append(asyncio.create_task(log_stats(engine)))
+        watchers += [asyncio.create_task(log_stats(*each)) for each in _logged(server.models)]
     try:
         await server.serve(sockets=[listener])
     finally:
         for watcher in watchers:
             watcher.cancel()
-    return 1 if engine.errored else 0
+    return 1 if _dead(server.models) else 0
+
+
+def _logged(models: Models) -> Iterator[tuple[AnyEngine, str]]:
+    """Engines with what their lines call them: numbers, and names where there are several."""
+    for number, service in enumerate(models):
+        name = f" ({service.model_name})" if len(models.services) > 1 else ""
+        yield service.engine, f"{number:03}{name}"
+
+
+def _dead(models: Models) -> list[str]:
+    """Models whose engine has died."""
+    return [service.model_name for service in models if service.engine.errored]
 
 
 async def _stop_when_dead(server: _Server) -> None:
     """A dead engine does not come back: leave, so that a supervisor starts another process."""
-    while not server.engine.errored:
+    while not (dead := _dead(server.models)):
         await asyncio.sleep(_WATCH_INTERVAL)
-    logger.critical("The engine has stopped; shutting down")
+    logger.critical("The engine of %s has stopped; shutting down", ", ".join(dead))
     server.should_exit = True
 
 
@@ -134,12 +125,8 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, app: Starlette, options: ServeOptions) -> None:
         super().__init__(config)
-        self.service: AnyService = app.state.service
+        self.models: Models = app.state.models
         self.options = options
-
-    @property
-    def engine(self) -> AnyEngine:
-        return self.service.engine
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The handler of SIGINT and SIGTERM."""
@@ -151,11 +138,12 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         assert sockets
         where = f"{_url(sockets[0])}/v1{_who_else(sockets[0], has_keys=bool(self.options.api_key))}"
-        sys.stdout.write(f"Ready: {self.service.model_name} at {where}\n")
+        names = ", ".join(service.model_name for service in self.models)
+        sys.stdout.write(f"Ready: {names} at {where}\n")
         sys.stdout.flush()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if num_running := self.service.num_running:
+        if num_running := sum(service.num_running for service in self.models):
             logger.info(
                 "Finishing running requests (%d), for %g s at most; a second signal does not wait",
                 num_running,
@@ -167,7 +155,7 @@ class _Server(uvicorn.Server):
 
     async def _abort_in_time(self) -> None:
         await asyncio.sleep(self.options.shutdown_timeout)
-        await self.service.abort_running()
+        await asyncio.gather(*(service.abort_running() for service in self.models))
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -199,29 +187,6 @@ def _who_else(listener: socket.socket, *, has_keys: bool) -> str:
     if has_keys:
         return " (on every interface)"
     return " (on every interface, no API key; --host 127.0.0.1 for this machine only)"
-
-
-def _chat_template(options: ServeOptions) -> str | None:
-    """The template's text, given itself or as the name of a file."""
-    given = options.chat_template
-    if given is None or "{" in given:
-        return given
-    try:
-        return Path(given).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"--chat-template {given}: neither a file that can be read "
-            f"({getattr(error, 'strerror', error)}) nor a template, which would have a {{ in it"
-        ) from error
-
-
-def _answer_format(options: ServeOptions) -> AnswerFormat:
-    return AnswerFormat(
-        tool_parser=options.tool_call_parser,
-        reasoning_parser=options.reasoning_parser,
-        auto=options.enable_auto_tool_choice,
-        hides_tools=options.exclude_tools_when_tool_choice_none,
-    )
 
 
 def _note_ignored(args: argparse.Namespace) -> None:

@@ -38,6 +38,10 @@ class ChildProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    def wait(self) -> None:
+        """Wait until it has ended; other threads may wait too."""
+        self._process.wait()
+
     def how_it_ended(self) -> str:
         """What became of a process that has closed the connection."""
         status = self._wait(_TIME_TO_EXIT)

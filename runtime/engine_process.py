@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import LoadedCore, find_model
@@ -40,12 +41,29 @@ logger = logging.getLogger(__name__)
 
 def main(descriptor: int, make_core: Callable[[EngineConfig], LoadedCore]) -> int:
     """Make a core as the first message says and serve it; returns the exit status."""
+    return serve_model(descriptor, make_core, _serve)
+
+
+def serve_model[T](
+    descriptor: int,
+    load: Callable[[EngineConfig], T],
+    serve: Callable[[T, Channel], None],
+    incoming: Any = ToEngine,
+) -> int:
+    """Load what the first message says and serve it; returns the exit status.
+
+    Args:
+        descriptor: of a connected socket.
+        load: makes a core, or whatever is served.
+        serve: returns when the other side closes.
+        incoming: union of the messages that come.
+    """
     threading.Thread(target=_leave_with_peer, args=(descriptor,), daemon=True).start()
-    channel = Channel(socket.socket(fileno=descriptor), ToEngine)
+    channel = Channel(socket.socket(fileno=descriptor), incoming)
     try:
         start = _receive_start(channel)
-        log_to_stderr(start.log_level, "paged")
-        _serve(make_core(start.config), channel)
+        log_to_stderr(start.log_level, "paged", about=start.about)
+        serve(load(start.config), channel)
     except Exception as error:
         channel.send(_last_words(error))
         channel.flush()

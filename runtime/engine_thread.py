@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
 
@@ -90,7 +91,8 @@ class EngineThread:
         self._closed: str | None = None
         self._gate = threading.RLock()
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="paged-engine", daemon=True)
+        run = partial(copy_context().run, self._run)  # log lines there are about the same model
+        self._thread = threading.Thread(target=run, name="paged-engine", daemon=True)
         self._thread.start()
 
     @property

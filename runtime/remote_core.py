@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from paged.runtime.child_process import ChildProcess
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import EngineDead, InvalidRequest
+from paged.runtime.logs import current_model
 from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
 from paged.runtime.wire import (
     Abort,
@@ -140,7 +141,7 @@ class RemoteCore:
 
     def _start(self, config: EngineConfig) -> Ready:
         level = logging.getLogger("paged").getEffectiveLevel()
-        self._channel.send(Start(config, level))
+        self._channel.send(Start(config, level, current_model()))
         while self._ready is None:
             self._receive()
             self._check_alive()

@@ -23,6 +23,7 @@ from paged.runtime.backend import choose_backend, slower_paths
 from paged.runtime.buckets import FEWEST_ROWS_ON_GPU, Buckets
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
+from paged.runtime.device_probe import MEMORY_FRACTIONS
 from paged.runtime.errors import ConfigError
 from paged.runtime.memory import (
     MemoryPlan,
@@ -55,10 +56,19 @@ class StepLimits:
     max_num_batched_tokens: int
 
 
-def claim_device_memory(config: EngineConfig) -> None:
-    """Let JAX reserve the engine's share of the device. Does nothing once JAX holds it."""
-    if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:
-        os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", str(config.gpu_memory_utilization))
+def claim_device(config: EngineConfig) -> jax.Device:
+    """The device, of all whose memory JAX reserves the engine's share when it first looks at it.
+
+    What the user has put into the environment wins. What is put there here does not stay: it would
+    be the share of the processes that this one starts, too.
+    """
+    if any(name in os.environ for name in MEMORY_FRACTIONS):
+        return jax.devices()[0]
+    os.environ[MEMORY_FRACTIONS[0]] = str(config.gpu_memory_utilization)
+    try:
+        return jax.devices()[0]
+    finally:
+        del os.environ[MEMORY_FRACTIONS[0]]
 
 
 def prepare(
@@ -69,9 +79,8 @@ def prepare(
     Raises:
         ConfigError: the flags do not go together or do not fit the device. Nothing is loaded then.
     """
-    claim_device_memory(config)
     use_compile_cache(config.compile_cache_dir)
-    device = jax.devices()[0]
+    device = claim_device(config)
     shapes, dtype, memory = _divide_memory(config, source.config, device, progress=progress)
     logger.info("%s", memory.report())
     if device.platform == "cpu":

@@ -1,7 +1,8 @@
 """How the API process and the engine process talk: msgpack messages over a local socket.
 
 The API process sends Start once, then what is to be done; closing its side is the order to close.
-The engine process answers Ready or Failed, then sends News after each step.
+The engine process answers Ready or Failed, then sends News after each step. One for vectors and
+scores answers PoolingReady or Failed, then each Compute with Computed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import msgspec
 from paged.runtime.config import EngineConfig
 from paged.runtime.memory import MemoryPlan
 from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
+from paged.runtime.pooling.abilities import Abilities
+from paged.runtime.pooling.grid import Grid
 
 _LENGTH_BYTES = 4
 _READ_BYTES = 2**18
@@ -27,10 +30,11 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Start(_Message, frozen=True):
-    """What to load; `log_level` is that of the API process."""
+    """What to load; `log_level` is that of the API process, `about` what its lines are about."""
 
     config: EngineConfig
     log_level: int
+    about: str = ""
 
 
 class Add(_Message, frozen=True):
@@ -100,8 +104,35 @@ class Failed(_Message, frozen=True):
         return error
 
 
+class PoolingReady(_Message, frozen=True):
+    """A model for vectors or scores is loaded and compiled; see `paged.runtime.pooling`."""
+
+    grid: Grid
+    abilities: Abilities
+    max_model_len: int
+    lowercase: bool
+
+
+class Compute(_Message, frozen=True):
+    """Compute a batch of so many rows of so many places, packed as the runner does it."""
+
+    rows: int
+    length: int
+    packed: bytes
+
+
+class Computed(_Message, frozen=True):
+    """The vectors of a batch, float32 of `size` numbers each; batches keep their order."""
+
+    size: int
+    vectors: bytes
+    num_compiles: int
+
+
 ToEngine = Start | Add | Abort | ResetPrefixCache
 FromEngine = Ready | News | WasReset | Failed
+ToPooling = Start | Compute
+FromPooling = PoolingReady | Computed | Failed
 
 
 class Channel:
@@ -130,7 +161,7 @@ class Channel:
         """Whether messages, parts of one or the end have come."""
         return bool(self._poll(select.POLLIN, timeout=0))
 
-    def send(self, message: ToEngine | FromEngine) -> None:
+    def send(self, message: ToEngine | FromEngine | ToPooling | FromPooling) -> None:
         body = self._encoder.encode(message)
         self._unsent += len(body).to_bytes(_LENGTH_BYTES, "little") + body
         self._send_unsent()

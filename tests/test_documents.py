@@ -18,6 +18,7 @@ DOCUMENTS = (
     "benchmarks/README.md",
     "docs/api.md",
     "docs/models.md",
+    "docs/several_models.md",
 )
 README = (ROOT / "README.md").read_text()
 
@@ -53,7 +54,12 @@ def test_links_into_documents_lead_to_a_heading(name: str) -> None:
 @pytest.mark.parametrize(
     "words", [words for words in commands() if words[0] == "paged"], ids=" ".join
 )
-def test_commands_are_understood(words: list[str]) -> None:
+def test_commands_are_understood(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [models] = blocks("yaml")
+    (tmp_path / "models.yaml").write_text(models)
+    monkeypatch.chdir(tmp_path)
     assert isinstance(parse(words[1:]), Namespace)
 
 

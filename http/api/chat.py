@@ -21,7 +21,7 @@ from paged.http.api.logprobs import TokenSpeller, chat_logprobs, prompt_logprobs
 from paged.http.api.message import AnswerReader, AnswerReaders
 from paged.http.api.prompts import truncated
 from paged.http.api.protocol import ChatChoice, ChatCompletion, ChatRequest
-from paged.http.api.service import Service, new_id, service_of
+from paged.http.api.service import Service, models_of, new_id
 from paged.http.api.streaming import event_stream
 from paged.http.api.structured import structured_outputs
 from paged.http.api.tools import ToolUse, forced, read_tools, without_tools
@@ -33,9 +33,9 @@ from paged.runtime.sampling_params import SamplingParams
 
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, whole or as a stream."""
-    service = service_of(request)
-    body = await read_body(request, ChatRequest, CHAT_NEUTRAL, service.max_body_size)
-    service.check_model(body.model)
+    models = models_of(request)
+    body = await read_body(request, ChatRequest, CHAT_NEUTRAL, models.max_body_size)
+    service = models.for_text(body.model)
     chat = await prepared(service, body, new_id(request, "chatcmpl", body.request_id))
     if body.stream:
         return await event_stream(request, chat_events(service, body, chat.job, chat.readers))

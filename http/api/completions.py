@@ -26,7 +26,7 @@ from paged.http.api.protocol import (
     StreamOptions,
 )
 from paged.http.api.search import num_candidates
-from paged.http.api.service import Service, new_id, service_of
+from paged.http.api.service import Service, models_of, new_id
 from paged.http.api.streaming import EventMaker, Events, event, event_stream
 from paged.http.engine import Tokenizer
 from paged.runtime.outputs import CompletionOutput, RequestOutput, TokenLogprobs
@@ -37,9 +37,9 @@ _MAX_TOKENS = 16
 
 async def completions(request: Request) -> Response:
     """Continue one or many prompts, whole or as a stream."""
-    service = service_of(request)
-    body = await read_body(request, CompletionRequest, COMPLETION_NEUTRAL, service.max_body_size)
-    service.check_model(body.model)
+    models = models_of(request)
+    body = await read_body(request, CompletionRequest, COMPLETION_NEUTRAL, models.max_body_size)
+    service = models.for_text(body.model)
     engine = service.engine
     params = _params(body, engine.default_sampling_params)
     given = split(body.prompt, num_candidates(body))

@@ -13,16 +13,16 @@ from paged.http.api.pooled import computed, prepared, usage
 from paged.http.api.pooling_protocol import Embedding, EmbeddingRequest, PooledList
 from paged.http.api.prompts import listed
 from paged.http.api.protocol import now
-from paged.http.api.service import new_id, pooling_service_of
+from paged.http.api.service import models_of, new_id
 from paged.runtime.pooling.outputs import EmbeddingRequestOutput
 from paged.runtime.pooling.reader import Tokens
 
 
 async def embeddings(request: Request) -> Response:
     """A vector for each input."""
-    service = pooling_service_of(request)
-    body = await read_body(request, EmbeddingRequest, POOLING_NEUTRAL, service.max_body_size)
-    service.check_model(body.model)
+    models = models_of(request)
+    body = await read_body(request, EmbeddingRequest, POOLING_NEUTRAL, models.max_body_size)
+    service = models.for_vectors(body.model)
     service.engine.abilities.check_embeds()
     prompts = listed(body.input, "input")
     reader, special = service.engine.reader, body.add_special_tokens is not False

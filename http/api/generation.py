@@ -26,7 +26,7 @@ def generate(service: Service, job: Job) -> Outputs:
     """
     if service.log_requests:
         lengths = [len(prompt) for prompt in job.prompts]
-        logger.info("%s: prompt tokens %s, %s", job.id, lengths, job.params)
+        logger.info("%s: %s, prompt tokens %s, %s", job.id, job.model, lengths, job.params)
     return _merge([_run_prompt(service, job, index) for index in range(len(job.prompts))])
 
 

@@ -1,4 +1,4 @@
-"""GET /v1/models: the names that the model answers to."""
+"""GET /v1/models: the names that the server's models answer to."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from starlette.responses import Response
 
 from paged.http.api.body import json_response
 from paged.http.api.protocol import ModelCard, ModelList
-from paged.http.api.service import AnyService, served_by
+from paged.http.api.service import AnyService, models_of
 
 
 async def list_models(request: Request) -> Response:
-    """All names of the model."""
-    service = served_by(request)
-    return json_response(ModelList(data=[_card(service, name) for name in service.model_names]))
+    """All names of all models."""
+    cards = [_card(each, name) for each in models_of(request) for name in each.model_names]
+    return json_response(ModelList(data=cards))
 
 
 async def retrieve_model(request: Request) -> Response:
     """One of them."""
-    service = served_by(request)
     name = request.path_params["name"]
-    service.check_model(name)
-    return json_response(_card(service, name))
+    return json_response(_card(models_of(request).named(name), name))
 
 
 def _card(service: AnyService, name: str) -> ModelCard:

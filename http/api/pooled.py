@@ -54,7 +54,9 @@ async def computed[O: Output](
         outputs = await while_connected(request.receive, asyncio.wrap_future(future))
         reason, tokens = "stop", num_tokens(outputs)
         if service.log_requests:
-            logger.info("%s: %d inputs, %d tokens", id, len(outputs), tokens)
+            logger.info(
+                "%s: %s, %d inputs, %d tokens", id, service.model_name, len(outputs), tokens
+            )
         return outputs
     except (ClientDisconnect, asyncio.CancelledError):
         reason = "abort"

@@ -10,15 +10,15 @@ from paged.http.api.fields import POOLING_NEUTRAL
 from paged.http.api.pooled import usage
 from paged.http.api.pooling_protocol import Document, RankedDocument, Ranking, RerankRequest
 from paged.http.api.scores import scored
-from paged.http.api.service import new_id, pooling_service_of
+from paged.http.api.service import models_of, new_id
 from paged.runtime.errors import InvalidRequest
 
 
 async def rerank(request: Request) -> Response:
     """The documents with their scores, the best first."""
-    service = pooling_service_of(request)
-    body = await read_body(request, RerankRequest, POOLING_NEUTRAL, service.max_body_size)
-    service.check_model(body.model)
+    models = models_of(request)
+    body = await read_body(request, RerankRequest, POOLING_NEUTRAL, models.max_body_size)
+    service = models.for_vectors(body.model)
     documents = _documents(body)
     reply_id = new_id(request, "rerank", body.request_id)
     pairs = [(body.query, document.text) for document in documents]

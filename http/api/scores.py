@@ -10,7 +10,7 @@ from paged.http.api.fields import POOLING_NEUTRAL
 from paged.http.api.pooled import computed, prepared, usage
 from paged.http.api.pooling_protocol import PooledList, PoolingRequest, Score, ScoreRequest
 from paged.http.api.protocol import now
-from paged.http.api.service import PoolingService, new_id, pooling_service_of
+from paged.http.api.service import PoolingService, models_of, new_id
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.pooling.comparison import Comparison, pair_up
 from paged.runtime.pooling.outputs import ScoringRequestOutput
@@ -20,9 +20,9 @@ _SIDES = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"))
 
 async def score(request: Request) -> Response:
     """A score for each pair."""
-    service = pooling_service_of(request)
-    body = await read_body(request, ScoreRequest, POOLING_NEUTRAL, service.max_body_size)
-    service.check_model(body.model)
+    models = models_of(request)
+    body = await read_body(request, ScoreRequest, POOLING_NEUTRAL, models.max_body_size)
+    service = models.for_vectors(body.model)
     created, reply_id = now(), new_id(request, "score", body.request_id)
     outputs = await scored(service, request, reply_id, body, _pairs(body))
     data = [Score(index=index, score=output.outputs.score) for index, output in enumerate(outputs)]

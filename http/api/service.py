@@ -1,10 +1,11 @@
-"""What every route shares: the engine, the names it answers to, and the running requests."""
+"""What every route shares: the models of the server, their names and running requests."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -15,7 +16,7 @@ from paged.http.api.protocol import now
 from paged.http.api.responses.store import ResponseStore
 from paged.http.engine import AnyEngine, Engine
 from paged.http.metrics import Metrics
-from paged.runtime.errors import InvalidRequest
+from paged.runtime.errors import InvalidRequest, Unsupported
 from paged.runtime.pooling.engine import PoolingEngine
 
 _MAX_CLIENT_ID = 64
@@ -30,7 +31,6 @@ class Served[E: AnyEngine]:
         engine: does the work.
         model_names: names that requests may use; replies carry the first.
         metrics: counted by the routes, read by /metrics.
-        max_body_size: bytes of a request body.
         log_requests: whether each request is logged.
         created: seconds, for /v1/models.
     """
@@ -38,19 +38,12 @@ class Served[E: AnyEngine]:
     engine: E
     model_names: tuple[str, ...]
     metrics: Metrics
-    max_body_size: int
     log_requests: bool = False
     created: int = field(default_factory=now)
 
     @property
     def model_name(self) -> str:
         return self.model_names[0]
-
-    def check_model(self, name: str | None) -> None:
-        """Raise ApiError (404) for a name that is not served; none at all means the only model."""
-        if name and name not in self.model_names:
-            message = f"The model `{name[:100]}` does not exist; this is `{self.model_name}`"
-            raise ApiError(404, message, "NotFoundError", "model")
 
 
 @dataclass(frozen=True)
@@ -62,14 +55,12 @@ class Service(Served[Engine]):
         trust_request_chat_template: whether requests may bring one of their own.
         answers: how the model's answers are read.
         running: engine ids of the requests in flight.
-        responses: those of /v1/responses that can be asked for again.
     """
 
     chat_template: str | None = None
     trust_request_chat_template: bool = False
     answers: AnswerFormat = field(default_factory=AnswerFormat)
     running: set[str] = field(default_factory=set)
-    responses: ResponseStore = field(default_factory=ResponseStore)
 
     @property
     def num_running(self) -> int:
@@ -115,22 +106,80 @@ class PoolingService(Served[PoolingEngine]):
 AnyService = Service | PoolingService
 
 
-def served_by(request: Request) -> AnyService:
-    """The service behind a route that every model has."""
-    service: AnyService = request.app.state.service
-    return service
+@dataclass(frozen=True)
+class Models:
+    """All models of a server. A request that names none is for the first that can answer it.
+
+    Attributes:
+        services: at least one; no name is that of two.
+        max_body_size: bytes of a request body.
+        responses: those of /v1/responses that can be asked for again.
+    """
+
+    services: tuple[AnyService, ...]
+    max_body_size: int
+    responses: ResponseStore = field(default_factory=ResponseStore)
+
+    def __iter__(self) -> Iterator[AnyService]:
+        return iter(self.services)
+
+    def named(self, name: str | None) -> AnyService:
+        """The model of a name, which may be left out. Raises ApiError (404) if it is no model's."""
+        for service in self.services:
+            if not name or name in service.model_names:
+                return service
+        known = _listed([each for service in self.services for each in service.model_names])
+        message = f"The model `{(name or '')[:100]}` does not exist; this server has {known}"
+        raise ApiError(404, message, "NotFoundError", "model")
+
+    def for_text(self, name: str | None) -> Service:
+        """A model that generates text. Raises as `named`, and Unsupported for one that does not."""
+        able = [service for service in self.services if isinstance(service, Service)]
+        service = self.named(name) if name or not able else able[0]
+        if isinstance(service, Service):
+            return service
+        raise no_text(service, able)
+
+    def for_vectors(self, name: str | None) -> PoolingService:
+        """A model that gives embeddings or scores. Raises as `named`, and Unsupported as above."""
+        able = [service for service in self.services if isinstance(service, PoolingService)]
+        service = self.named(name) if name or not able else able[0]
+        if isinstance(service, PoolingService):
+            return service
+        raise no_vectors(service, able)
 
 
-def service_of(request: Request) -> Service:
-    """The service behind a route that generates text."""
-    service: Service = request.app.state.service
-    return service
+def no_text(service: AnyService, able: Sequence[AnyService] = ()) -> Unsupported:
+    """What a model for embeddings or scores says when it is asked for text; `able` are others."""
+    return Unsupported(
+        f"The model `{service.model_name}` gives embeddings or scores and generates no text: "
+        f"ask /v1/embeddings, /score or /rerank{_or_else(able)}",
+        "model",
+    )
 
 
-def pooling_service_of(request: Request) -> PoolingService:
-    """The service behind a route for embeddings or scores."""
-    service: PoolingService = request.app.state.service
-    return service
+def no_vectors(service: AnyService, able: Sequence[AnyService] = ()) -> Unsupported:
+    """What a model that generates text says when it is asked for embeddings or scores."""
+    return Unsupported(
+        f"The model `{service.model_name}` was started to generate text; for embeddings and "
+        f"scores start one with --runner pooling{_or_else(able)}",
+        "model",
+    )
+
+
+def models_of(request: Request) -> Models:
+    """The models of the server that has got a request."""
+    models: Models = request.app.state.models
+    return models
+
+
+def _or_else(able: Sequence[AnyService]) -> str:
+    """What may be asked instead."""
+    return f", or ask {_listed([each.model_name for each in able])}" if able else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def new_id(request: Request, prefix: str, client_id: str | None, *, joint: str = "-") -> str:

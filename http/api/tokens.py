@@ -13,7 +13,7 @@ from paged.http.api.conversation import chat_prompt
 from paged.http.api.fields import Neutral
 from paged.http.api.prompts import tokenised
 from paged.http.api.protocol import ChatRequest, Message
-from paged.http.api.service import AnyService, Service, served_by
+from paged.http.api.service import AnyService, Service, models_of
 from paged.http.engine import Tokenizer
 from paged.runtime.errors import InvalidRequest, Unsupported
 from paged.runtime.long_text import without_hurry
@@ -65,9 +65,9 @@ class Detokenized(Struct, frozen=True, kw_only=True):
 
 async def tokenize(request: Request) -> Response:
     """The token ids of a text or a conversation."""
-    service = served_by(request)
-    body = await read_body(request, TokenizeRequest, _NEUTRAL, service.max_body_size)
-    service.check_model(body.model)
+    models = models_of(request)
+    body = await read_body(request, TokenizeRequest, _NEUTRAL, models.max_body_size)
+    service = models.named(body.model)
     tokens = await _tokens(service, body)
     strings = [_text(_tokenizer(service), token) for token in tokens]
     return json_response(
@@ -82,9 +82,9 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """The text of token ids."""
-    service = served_by(request)
-    body = await read_body(request, DetokenizeRequest, {}, service.max_body_size)
-    service.check_model(body.model)
+    models = models_of(request)
+    body = await read_body(request, DetokenizeRequest, {}, models.max_body_size)
+    service = models.named(body.model)
     tokenizer = _tokenizer(service)
 
     def work() -> str:

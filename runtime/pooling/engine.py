@@ -49,26 +49,35 @@ class PoolingEngine:
         self._shutdown = weakref.finalize(self, self._worker.shutdown)
 
     @classmethod
-    def from_config(cls, config: EngineConfig) -> Self:
+    def from_config(cls, config: EngineConfig, *, separate_process: bool = False) -> Self:
         """Find the model, load and compile it.
+
+        Args:
+            separate_process: whether the device is for a process of its own; this one leaves it
+                alone then.
 
         Raises:
             ConfigError: flags that do not go together or do not fit the device.
             ModelNotFoundError, CheckpointError, TokenizerError: see `paged.models`.
         """
         # Here, so that this module and its tests need no JAX.
+        from paged.runtime.pooling.remote import prepare_apart
         from paged.runtime.pooling.setup import prepare_pooling
 
         source = find_model(config)
         tokenizer = None if config.skip_tokenizer_init else load_tokenizer(config, source)
-        ready = prepare_pooling(config, source)
+        apart = prepare_apart(config) if separate_process else None
+        ready = apart or prepare_pooling(config, source)
         reader = Reader(
             tokenizer=tokenizer,
             max_model_len=ready.max_model_len,
             vocab_size=source.config.vocab_size,
             lowercase=ready.lowercase,
         )
-        return cls(reader, ready.abilities, ready.runner, ready.grid)
+        engine = cls(reader, ready.abilities, ready.runner, ready.grid)
+        if apart is not None:
+            apart.runner.watch(engine._worker.die)
+        return engine
 
     @property
     def tokenizer(self) -> Tokenizer | None:

@@ -88,7 +88,11 @@ class PoolingRunner:
         return num_compiles() - self._compiles_at_start
 
     def launch(self, batch: Batch) -> Launched:
-        vectors = self._programs[batch.shape](self._params, pack(batch))
+        return self.launch_packed(batch.shape, pack(batch))
+
+    def launch_packed(self, shape: Shape, packed: NDArray[np.int32]) -> Launched:
+        """Launch what `pack` has made."""
+        vectors = self._programs[shape](self._params, packed)
         vectors.copy_to_host_async()
         return Launched(vectors)
 

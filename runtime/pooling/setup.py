@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -24,11 +25,12 @@ from paged.runtime.memory import size_text
 from paged.runtime.pooling.abilities import Abilities
 from paged.runtime.pooling.grid import Grid
 from paged.runtime.pooling.runner import PoolingRunner, compile_programs
-from paged.runtime.setup import claim_device_memory, free_memory, step_limits, timed
+from paged.runtime.pooling.worker import Runner
+from paged.runtime.setup import claim_device, free_memory, step_limits, timed
 
 
 @dataclass(frozen=True)
-class Ready:
+class Ready[R: Runner]:
     """A model that is loaded and compiled.
 
     Attributes:
@@ -36,7 +38,7 @@ class Ready:
         lowercase: texts are put in lower case first.
     """
 
-    runner: PoolingRunner
+    runner: R
     grid: Grid
     abilities: Abilities
     max_model_len: int
@@ -69,16 +71,27 @@ def runs_pooling(config: EngineConfig, source: ModelSource) -> bool:
     return headless or (source.folder is not None and (source.folder / LISTING).exists())
 
 
-def prepare_pooling(config: EngineConfig, source: ModelSource, *, progress: bool = True) -> Ready:
+def settings_of(source: ModelSource) -> EmbeddingSettings:
+    """What a model's folder says of its vectors."""
+    return EmbeddingSettings() if source.folder is None else read_settings(source.folder)
+
+
+def pooling_specs(source: ModelSource) -> Any:
+    """Description of the parameters of a model for vectors or scores."""
+    return make_embedder(source.config, settings_of(source), backend="xla").specs()
+
+
+def prepare_pooling(
+    config: EngineConfig, source: ModelSource, *, progress: bool = True
+) -> Ready[PoolingRunner]:
     """Settle every shape, compile every program and load the weights.
 
     Raises:
         ConfigError: the flags do not go together or do not fit the device. Nothing is loaded then.
     """
-    claim_device_memory(config)
     use_compile_cache(config.compile_cache_dir)
-    device = jax.devices()[0]
-    settings = EmbeddingSettings() if source.folder is None else read_settings(source.folder)
+    device = claim_device(config)
+    settings = settings_of(source)
     length = model_length(config.max_model_len, source.config, settings)
     embedder = make_embedder(
         source.config.for_length(length),

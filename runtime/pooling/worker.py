@@ -7,7 +7,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from paged.runtime.errors import EngineDead
@@ -74,7 +76,8 @@ class Worker:
         # collector may call `shutdown` anywhere.
         self._closed: str | None = None
         self._changed = threading.Condition(threading.RLock())
-        self._thread = threading.Thread(target=self._run, name="paged-pooling", daemon=True)
+        run = partial(copy_context().run, self._run)  # log lines there are about the same model
+        self._thread = threading.Thread(target=run, name="paged-pooling", daemon=True)
         self._thread.start()
 
     def submit[T](
@@ -106,6 +109,14 @@ class Worker:
             num_steps=self._counts.steps,
             compiles_after_warmup=self._runner.num_compiles,
         )
+
+    def die(self, cause: str) -> None:
+        """End as if a step had failed; does nothing after a death or a shutdown."""
+        with self._changed:
+            if self._closed is None:
+                logger.error("The engine stopped: %s", cause)
+                self.dead_error, self._closed = EngineDead(cause), cause
+                self._changed.notify()
 
     def shutdown(self) -> None:
         """End every request with EngineDead, close the runner and wait for both. Idempotent."""

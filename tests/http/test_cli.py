@@ -9,7 +9,7 @@ import pytest
 
 import paged
 from paged.http.cli import main, parse
-from paged.http.options import ConvertOptions, ServeOptions
+from paged.http.options import ConvertOptions, ModelOptions, ServeOptions
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError, EngineDead
@@ -55,6 +55,7 @@ def test_it_is_a_module_too() -> None:
 def test_every_field_of_the_configuration_has_its_flag() -> None:
     assert engine_config() == EngineConfig()
     assert read_flags(ServeOptions, parse(["serve"])) == ServeOptions()
+    assert read_flags(ModelOptions, parse(["serve"])) == ModelOptions()
     assert engine_config("--dtype", "bfloat16", "--gpu-memory-utilization", "0.5") == EngineConfig(
         dtype="bfloat16", gpu_memory_utilization=0.5
     )
@@ -89,7 +90,7 @@ def test_the_model_is_an_argument_or_a_flag() -> None:
     assert engine_config("--block-size", "32", "org/name").model == "org/name"
     assert engine_config().model is None
     for argv in (["a", "--model", "b"], ["--model", "a", "--model=b"]):
-        with pytest.raises(ConfigError, match="One server serves one model"):
+        with pytest.raises(ConfigError, match="names one model"):
             engine_config(*argv)
 
 
@@ -108,8 +109,9 @@ def test_no_command_shows_what_there_is(capsys: Capture) -> None:
 
 def test_flags_with_several_values() -> None:
     argv = ["serve", "--served-model-name", "a", "b", "--api-key", "k"]
-    options = read_flags(ServeOptions, parse(argv))
-    assert (options.served_model_name, options.api_key) == (("a", "b"), ("k",))
+    args = parse(argv)
+    assert read_flags(ModelOptions, args).served_model_name == ("a", "b")
+    assert read_flags(ServeOptions, args).api_key == ("k",)
 
 
 @pytest.mark.parametrize(
@@ -202,17 +204,17 @@ def test_values_out_of_range_are_refused_by_name(flag: str, values: list[str]) -
     for value in values:
         args = parse(["serve", f"{flag}={value}"])
         with pytest.raises(ConfigError, match=flag):
-            (read_flags(ServeOptions, args), read_flags(EngineConfig, args))
+            [read_flags(kind, args) for kind in (ServeOptions, ModelOptions, EngineConfig)]
 
 
 def test_parsers_are_known_and_listed() -> None:
     names = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser"]
-    options = read_flags(ServeOptions, parse(["serve", *names, "qwen3"]))
+    options = read_flags(ModelOptions, parse(["serve", *names, "qwen3"]))
     assert (options.tool_call_parser, options.reasoning_parser) == ("hermes", "qwen3")
     with pytest.raises(ConfigError, match=r"deepseek_v3, .*hermes, .* got 'hermit'"):
-        ServeOptions(tool_call_parser="hermit")
+        ModelOptions(tool_call_parser="hermit")
     with pytest.raises(ConfigError, match="--enable-auto-tool-choice requires --tool-call-parser"):
-        ServeOptions(enable_auto_tool_choice=True)
+        ModelOptions(enable_auto_tool_choice=True)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_the_line_on_the_engine() -> None:
         IDLE, num_running=3, num_waiting=1, prompt_tokens=500, generation_tokens=25
     )
     assert describe(IDLE, after, seconds=10) == (
-        "Engine 000: Avg prompt throughput: 50.0 tokens/s, "
+        "Avg prompt throughput: 50.0 tokens/s, "
         "Avg generation throughput: 2.5 tokens/s, Running: 3 reqs, Waiting: 1 reqs, "
         "GPU KV cache usage: 25.0%, Prefix cache hit rate: 75.0%"
     )

@@ -23,7 +23,7 @@ import sys
 from paged.http.cli import main
 from paged.runtime.pooling.engine import PoolingEngine
 from tests.runtime.pooling.pooling_fakes import FakeRunner, pooling_engine
-PoolingEngine.from_config = lambda config: pooling_engine(FakeRunner(pause=0.1))
+PoolingEngine.from_config = lambda config, **how: pooling_engine(FakeRunner(pause=0.1))
 sys.exit(main(["serve", "--host=127.0.0.1", "--port=0", "--runner=pooling", *sys.argv[1:]]))
 """
 REAL = """

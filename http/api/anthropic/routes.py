@@ -21,15 +21,15 @@ from paged.http.api.chat import Prepared, prepared
 from paged.http.api.disconnect import while_connected
 from paged.http.api.errors import anthropic_error
 from paged.http.api.renamed import renamed
-from paged.http.api.service import Service, new_id, service_of
+from paged.http.api.service import Service, models_of, new_id
 from paged.http.api.streaming import Events, event_stream, named_event
 
 
 async def create_message(request: Request) -> Response:
     """Answer a conversation in Anthropic's shape, whole or as a stream."""
-    service = service_of(request)
-    body = await read_body(request, MessagesRequest, MESSAGES_NEUTRAL, service.max_body_size)
-    service.check_model(body.model)
+    models = models_of(request)
+    body = await read_body(request, MessagesRequest, MESSAGES_NEUTRAL, models.max_body_size)
+    service = models.for_text(body.model)
     with renamed(NAMES):
         message_id = new_id(request, "msg", body.request_id, joint="_")
         answer = _answer(service, await prepared(service, as_chat(body), message_id))
@@ -40,9 +40,9 @@ async def create_message(request: Request) -> Response:
 
 async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of such a conversation has."""
-    service = service_of(request)
-    body = await read_body(request, CountTokensRequest, MESSAGES_NEUTRAL, service.max_body_size)
-    service.check_model(body.model)
+    models = models_of(request)
+    body = await read_body(request, CountTokensRequest, MESSAGES_NEUTRAL, models.max_body_size)
+    service = models.for_text(body.model)
     with renamed(NAMES):
         chat = await prepared(service, as_chat(body), "count")
     [prompt] = chat.job.prompts

@@ -32,7 +32,7 @@ from paged.http.api.responses.protocol import (
     TextFormat,
     TextOptions,
 )
-from paged.http.api.responses.store import Stored
+from paged.http.api.responses.store import ResponseStore, Stored
 from paged.http.api.service import Service
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.long_text import without_hurry
@@ -45,11 +45,13 @@ class Answer:
 
     Attributes:
         service, body, chat: what makes it.
+        store: keeps it, if the request wants that.
         items: the conversation that it answers.
         response: as it is now.
     """
 
     service: Service
+    store: ResponseStore
     body: ResponsesRequest
     chat: Prepared
     items: tuple[InputItem, ...]
@@ -100,7 +102,7 @@ class Answer:
         """Put it into the store, unless the request wants that not."""
         if self.body.stored:
             answer = tuple(as_input(item) for item in self.response.output)
-            self.service.responses.put(Stored(self.response, self.items + answer))
+            self.store.put(Stored(self.response, self.items + answer))
 
     def _begin(self) -> list[ResponseEvent]:
         states = ("created", "in_progress")

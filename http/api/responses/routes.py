@@ -27,9 +27,9 @@ from paged.http.api.responses.protocol import (
     ResponsesRequest,
 )
 from paged.http.api.responses.request import NAMES, as_chat
-from paged.http.api.responses.store import Stored
+from paged.http.api.responses.store import ResponseStore, Stored
 from paged.http.api.responses.truncation import fitting
-from paged.http.api.service import Service, new_id, service_of
+from paged.http.api.service import Models, models_of, new_id
 from paged.http.api.streaming import Events, event_stream, named_event
 from paged.runtime.errors import EngineDead, InvalidRequest, Unsupported
 
@@ -40,13 +40,12 @@ _CONTINUABLE = ("completed", "incomplete")
 
 async def create_response(request: Request) -> HttpResponse:
     """Answer a conversation of typed items, whole, as a stream or in the background."""
-    service = service_of(request)
-    body = await read_body(request, ResponsesRequest, RESPONSES_NEUTRAL, service.max_body_size)
-    service.check_model(body.model)
+    models = models_of(request)
+    body = await read_body(request, ResponsesRequest, RESPONSES_NEUTRAL, models.max_body_size)
     with renamed(NAMES):
-        answer = await _asked(service, body, new_id(request, "resp", body.request_id, joint="_"))
+        answer = await _asked(models, body, new_id(request, "resp", body.request_id, joint="_"))
         if body.background:
-            return json_response(_in_background(service, answer))
+            return json_response(_in_background(answer))
         if body.stream:
             return await event_stream(
                 request, _encoded(answer), lambda error: _last_words(answer, error)
@@ -58,20 +57,20 @@ async def retrieve_response(request: Request) -> HttpResponse:
     """A stored response as it is now."""
     if request.query_params.get("stream") == "true":
         raise Unsupported("stream is not supported for a response that is there already", "stream")
-    stored = service_of(request).responses.get(request.path_params["response_id"])
+    stored = models_of(request).responses.get(request.path_params["response_id"])
     return json_response(stored.response)
 
 
 async def delete_response(request: Request) -> HttpResponse:
     """Forget a stored response."""
     response_id = request.path_params["response_id"]
-    service_of(request).responses.delete(response_id)
+    models_of(request).responses.delete(response_id)
     return json_response(DeletedResponse(response_id))
 
 
 async def cancel_response(request: Request) -> HttpResponse:
     """End a response that is made in the background; one that has ended stays as it is."""
-    responses = service_of(request).responses
+    responses = models_of(request).responses
     stored = responses.get(request.path_params["response_id"])
     if not stored.response.background:
         raise InvalidRequest("Only a response with background true can be cancelled", "background")
@@ -83,22 +82,24 @@ async def cancel_response(request: Request) -> HttpResponse:
     return json_response(stored.response)
 
 
-async def _asked(service: Service, body: ResponsesRequest, response_id: str) -> Answer:
+async def _asked(models: Models, body: ResponsesRequest, response_id: str) -> Answer:
     """The answer that a request will get. Raises for anything that cannot be carried out."""
-    earlier = _earlier(service, body.previous_response_id)
+    service = models.for_text(body.model)
+    earlier = _earlier(models.responses, body.previous_response_id)
     items = earlier + items_of(body.input)
     chat = as_chat(body, items, num_earlier=len(earlier))
     if body.truncation == "auto":
         chat = await fitting(service, chat)
-    return Answer(service, body, await prepared(service, chat, response_id), items)
+    chosen = await prepared(service, chat, response_id)
+    return Answer(service, models.responses, body, chosen, items)
 
 
-def _earlier(service: Service, response_id: str | None) -> tuple[InputItem, ...]:
+def _earlier(responses: ResponseStore, response_id: str | None) -> tuple[InputItem, ...]:
     """The conversation up to and with a stored response."""
     if response_id is None:
         return ()
     name = "previous_response_id"
-    stored = service.responses.get(response_id, name)
+    stored = responses.get(response_id, name)
     if stored.response.status not in _CONTINUABLE:
         message = f"{name} names a response that is {stored.response.status}: it has no answer"
         raise InvalidRequest(message, name)
@@ -119,10 +120,10 @@ def _encode(event: ResponseEvent) -> bytes:
     return named_event(event.type, event)
 
 
-def _in_background(service: Service, answer: Answer) -> Response:
+def _in_background(answer: Answer) -> Response:
     """Start an answer; the store holds what makes it."""
     task = asyncio.create_task(_finish(answer))
-    service.responses.put(Stored(answer.response, answer.items, task))
+    answer.store.put(Stored(answer.response, answer.items, task))
     return answer.response
 
 

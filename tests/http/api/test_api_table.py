@@ -10,7 +10,7 @@ from paged.http.api.anthropic.protocol import MESSAGES_NEUTRAL, MessagesRequest
 from paged.http.api.fields import ACCEPTED, CHAT_NEUTRAL, COMPLETION_NEUTRAL
 from paged.http.api.protocol import ChatRequest, CompletionRequest
 from paged.http.api.responses.protocol import RESPONSES_NEUTRAL, ResponsesRequest
-from paged.http.options import ServeOptions
+from paged.http.options import ModelOptions, ServeOptions
 from paged.runtime.config import EngineConfig
 
 ROOT = Path(__file__).parents[3]
@@ -70,6 +70,7 @@ def test_every_row_names_one() -> None:
 
 
 def test_flags_exist() -> None:
-    known = {*ServeOptions.__dataclass_fields__, *EngineConfig.__dataclass_fields__}
+    declared = (ServeOptions, ModelOptions, EngineConfig)
+    known = {name for each in declared for name in each.__dataclass_fields__}
     flags = re.findall(r"`--([a-z-]+)", str(SECTIONS))
     assert [flag for flag in flags if flag.replace("-", "_") not in known] == []

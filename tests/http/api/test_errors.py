@@ -233,7 +233,8 @@ def test_models_have_names(client: TestClient) -> None:
     reply = client.post(COMPLETIONS, json={"prompt": "a", "model": "gpt-5"})
     error = error_of(reply)
     assert (error["code"], error["type"], error["param"]) == (404, "NotFoundError", "model")
-    assert error["message"] == "The model `gpt-5` does not exist; this is `tiny`"
+    expected = "The model `gpt-5` does not exist; this server has `tiny`, `other-name`"
+    assert error["message"] == expected
 
 
 def test_unknown_routes_and_verbs(client: TestClient) -> None:

@@ -256,7 +256,7 @@ def test_requests_at_the_same_time_are_computed_together(
     for thread in threads:
         thread.start()
     assert runner.entered.wait(5)
-    engine = client.app.state.service.engine  # type: ignore[attr-defined]
+    engine = client.app.state.models.services[0].engine  # type: ignore[attr-defined]
     wait_for(lambda: len(engine._worker._live) == 4)
     runner.gate.set()
     for thread in threads:

@@ -1,0 +1,98 @@
+"""From entries to running engines: all of them, or none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+from paged.http.api.service import AnyService
+from paged.http.app import create_service
+from paged.http.engine import Engine
+from paged.http.entries import Entry
+from paged.http.options import ServeOptions
+from paged.runtime.async_engine import AsyncEngine
+from paged.runtime.config import EngineConfig
+from paged.runtime.errors import ConfigError
+from paged.runtime.logs import lines_about
+from paged.runtime.pooling.engine import PoolingEngine, wants_pooling
+from paged.runtime.sharing import divide
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def running(entries: Sequence[Entry], options: ServeOptions) -> Iterator[list[AnyService]]:
+    """Engines for all entries, in their order; they are shut down in the end.
+
+    They start one after the other: each fills the cores with compiling, and may time its kernels
+    on the device. If one fails, or Ctrl-C is pressed meanwhile, those before it end.
+
+    Raises:
+        ConfigError, CheckpointError, ...: what one failed to start with. Where there are several it
+            begins with the model's name, and that their memory does not fit is said before any
+            is loaded.
+    """
+    if len(entries) > 1:
+        entries = _sharing(entries, options)
+    with ExitStack() as engines:
+        services = []
+        for number, entry in enumerate(entries):
+            with _concerning(entry, number, len(entries)):
+                engine = _start_engine(entry.config, options, is_alone=len(entries) == 1)
+            engines.callback(engine.shutdown)
+            services.append(_service(engine, entry, number, options))
+        yield services
+
+
+def _sharing(entries: Sequence[Entry], options: ServeOptions) -> list[Entry]:
+    """The same with the share of the device's memory that each gets."""
+    if not options.engine_process:
+        raise ConfigError("--no-engine-process is for one model: each of several has its own")
+    configs = {entry.name: entry.config for entry in entries}
+    shares = divide(configs, {entry.name: entry.share for entry in entries})
+    return [
+        replace(entry, config=replace(entry.config, gpu_memory_utilization=shares[entry.name]))
+        for entry in entries
+    ]
+
+
+@contextmanager
+def _concerning(entry: Entry, number: int, total: int) -> Iterator[None]:
+    """Where there are several models, let log lines and errors begin with the name of this one."""
+    if total == 1:
+        yield
+        return
+    with lines_about(entry.name):
+        logger.info("Starting model %d of %d", number + 1, total)
+        try:
+            yield
+        except Exception as error:
+            # Paged's own are made of their message; any other is a bug, and shows where.
+            if type(error).__module__.startswith("paged."):
+                raise type(error)(f"{entry.name}: {error}") from error
+            raise
+
+
+def _start_engine(
+    config: EngineConfig, options: ServeOptions, *, is_alone: bool
+) -> Engine | PoolingEngine:
+    """Embeddings and scores have no streams to keep going: alone, they are made in this process."""
+    if wants_pooling(config):
+        return PoolingEngine.from_config(config, separate_process=not is_alone)
+    return AsyncEngine.from_config(config, separate_process=options.engine_process)
+
+
+def _service(
+    engine: Engine | PoolingEngine, entry: Entry, number: int, options: ServeOptions
+) -> AnyService:
+    return create_service(
+        engine,
+        entry.names,
+        number,
+        chat_template=entry.chat_template,
+        trust_request_chat_template=entry.trust_request_chat_template,
+        answers=entry.answers,
+        log_requests=options.enable_log_requests,
+    )
