@@ -17,19 +17,21 @@ import paged
 from paged.http.api.answers import AnswerFormat
 from paged.http.api.chat import chat_completions
 from paged.http.api.completions import completions
+from paged.http.api.defaults import RequestDefaults
 from paged.http.api.embeddings import embeddings
 from paged.http.api.errors import ApiError, GenerationFailed, handle_error
+from paged.http.api.invocations import invocations
 from paged.http.api.models import list_models, retrieve_model
 from paged.http.api.openapi import openapi, page
 from paged.http.api.rerank import rerank
 from paged.http.api.scores import score
 from paged.http.api.service import PoolingService, Service, served_by
-from paged.http.api.tokens import detokenize, tokenize
+from paged.http.api.tokens import detokenize, tokenize, tokenizer_info
 from paged.http.auth import RequireKey
 from paged.http.engine import Engine
 from paged.http.metrics import Metrics
 from paged.http.options import ServeOptions
-from paged.http.request_counter import CountRequests
+from paged.http.request_counter import CountRequests, Load
 from paged.http.request_ids import EchoRequestId
 from paged.runtime.errors import EngineDead, InvalidRequest, Unsupported
 from paged.runtime.pooling.engine import PoolingEngine
@@ -44,6 +46,9 @@ def create_app(
     chat_template: str | None = None,
     trust_request_chat_template: bool = False,
     answers: AnswerFormat | None = None,
+    defaults: RequestDefaults | None = None,
+    response_role: str = "assistant",
+    tells_tokenizer: bool = False,
     log_requests: bool = False,
     allowed_origins: Sequence[str] = ("*",),
     allowed_methods: Sequence[str] = ("*",),
@@ -60,13 +65,16 @@ def create_app(
         chat_template: in place of the tokenizer's own.
         trust_request_chat_template: whether requests may bring one of their own.
         answers: how the model writes reasoning and tool calls; None for text alone.
+        defaults: what requests leave open.
+        response_role: that chat replies carry.
+        tells_tokenizer: whether there is /tokenizer_info.
         log_requests: whether to log each request's parameters (never its prompt).
         allowed_origins, allowed_methods, allowed_headers, allow_credentials: what pages of other
             sites may ask of this server from a browser.
     """
-    metrics = Metrics(engine, model_names[0])
+    metrics, load = Metrics(engine, model_names[0]), Load()
     middleware = [
-        Middleware(CountRequests, registry=metrics.registry),
+        Middleware(CountRequests, registry=metrics.registry, load=load),
         Middleware(EchoRequestId),
         Middleware(
             CORSMiddleware,
@@ -80,10 +88,11 @@ def create_app(
     if api_keys:
         middleware.append(Middleware(RequireKey, keys=api_keys))
     app = Starlette(
-        routes=_routes(engine),
+        routes=_routes(engine, tells_tokenizer=tells_tokenizer),
         middleware=middleware,
         exception_handlers=dict.fromkeys(_HANDLED, handle_error),
     )
+    app.state.load = load
     shared = (tuple(model_names), metrics, max_body_size, log_requests)
     if isinstance(engine, PoolingEngine):
         app.state.service = PoolingService(engine, *shared)
@@ -94,6 +103,8 @@ def create_app(
             chat_template=chat_template,
             trust_request_chat_template=trust_request_chat_template,
             answers=answers or AnswerFormat(),
+            defaults=defaults or RequestDefaults(),
+            role=response_role,
         )
     return app
 
@@ -106,6 +117,11 @@ async def health(request: Request) -> Response:
 async def version(request: Request) -> Response:
     """The version of Paged."""
     return JSONResponse({"version": paged.__version__})
+
+
+async def load(request: Request) -> Response:
+    """How many requests are being answered, for load balancers."""
+    return JSONResponse({"server_load": request.app.state.load.num_requests})
 
 
 async def metrics(request: Request) -> Response:
@@ -145,6 +161,7 @@ _ROUTES = [
     Route("/ping", health, methods=["GET", "POST"]),
     Route("/version", version),
     Route("/metrics", metrics),
+    Route("/load", load),
     Route("/v1/models", list_models),
     Route("/openapi.json", openapi),
     Route("/docs", page),
@@ -163,10 +180,12 @@ _POOLING = {
 }
 
 
-def _routes(engine: Engine | PoolingEngine) -> list[Route]:
+def _routes(engine: Engine | PoolingEngine, *, tells_tokenizer: bool) -> list[Route]:
     """Those of all models, those of this kind, and refusals for those of the other kind."""
     ours, others, refuse = _GENERATION, _POOLING, refuse_pooling
     if isinstance(engine, PoolingEngine):
         ours, others, refuse = _POOLING, _GENERATION, refuse_generation
     posts = ours | dict.fromkeys(others, refuse)
-    return [*_ROUTES, *(Route(path, posts[path], methods=["POST"]) for path in posts)]
+    posts["/invocations"] = invocations(dict(posts))
+    by_choice = [Route("/tokenizer_info", tokenizer_info)] if tells_tokenizer else []
+    return [*_ROUTES, *by_choice, *(Route(path, posts[path], methods=["POST"]) for path in posts)]

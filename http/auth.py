@@ -10,8 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paged.http.api.errors import ApiError, error_response
-
-OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
+from paged.http.paths import OPEN_PATHS, path_of
 
 
 class RequireKey:
@@ -22,7 +21,7 @@ class RequireKey:
         self.digests = [sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._admits(scope):
+        if scope["type"] != "http" or path_of(scope) in OPEN_PATHS or self._admits(scope):
             await self.app(scope, receive, send)
             return
         message = "Wrong or missing API key: send it as 'Authorization: Bearer KEY'"

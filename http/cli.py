@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import paged
-from paged.http.options import ConvertOptions, SamplingOptions, ServeOptions
+from paged.http.options import ALWAYS_ON, ConvertOptions, SamplingOptions, ServeOptions
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError, EngineDead
 from paged.runtime.flags import add_flags
@@ -26,10 +27,12 @@ _HINTS = {
     "--batch-idle-timeout": "there is no idle timeout: every step takes whoever is waiting",
     "--batch-size": "did you mean --max-num-seqs?",
     "--convert": "did you mean --runner?",
+    "--enable-log-outputs": "what was asked and answered is never logged; drop it",
     "--enable-long-tail-optimization": "there is no such thing; see --long-prefill-token-threshold",
     "--enforce-eager": "every step is compiled ahead; drop it",
     "--max-batch-size": "did you mean --max-num-seqs?",
     "--max-batch-total-tokens": "did you mean --max-num-batched-tokens?",
+    "--max-log-len": "what was asked and answered is never logged; drop it",
     "--max-num-batches": "did you mean --max-num-seqs or --max-num-batched-tokens?",
     "--num-gpu-blocks-util": "did you mean --gpu-memory-utilization?",
     "--pooler-config": "how vectors are made is read from the model's modules.json; drop it",
@@ -111,6 +114,8 @@ def _flags_of(values: dict[str, Any]) -> list[str]:
             flags.append(flag if value else f"--no-{flag[2:]}")
         elif isinstance(value, list):
             flags += [flag, *map(str, value)]
+        elif isinstance(value, dict):
+            flags.append(f"{flag}={json.dumps(value)}")
         elif value is not None:
             flags.append(f"{flag}={value}")
     return flags
@@ -135,7 +140,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, ServeOptions, "server")
-    parser.add_argument("--disable-log-requests", action="store_true", help=argparse.SUPPRESS)
+    for flag in ("--disable-log-requests", *ALWAYS_ON):
+        parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--swap-space", help=argparse.SUPPRESS)
     add_engine_flags(parser)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import errno
 import gc
 import logging
 import os
 import socket
+import ssl
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +18,11 @@ import uvicorn
 from starlette.applications import Starlette
 
 from paged.http.api.answers import AnswerFormat
+from paged.http.api.defaults import RequestDefaults
 from paged.http.api.service import AnyService
 from paged.http.app import create_app
 from paged.http.engine import AnyEngine, Engine
+from paged.http.listener import bound, where
 from paged.http.logs import configure_logging, leave_out, log_stats
 from paged.http.options import ServeOptions
 from paged.runtime.async_engine import AsyncEngine
@@ -37,8 +39,6 @@ _KEEP_ALIVE = 75
 # What aborted requests get to say so before their connections are cut.
 _LAST_WORDS = 5
 _WATCH_INTERVAL = 1.0
-# Addresses that stand for all of a machine's, and the one by which it finds itself there.
-_EVERY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,8 +48,9 @@ def run(args: argparse.Namespace) -> int:
     configure_logging(options.uvicorn_log_level)
     _note_ignored(args)
     chat_template = _chat_template(options)
+    _check_certificates(options)
     # Before the model is loaded: minutes later is late to hear that the port is taken.
-    with _bind(options.host, options.port) as listener:
+    with bound(options) as listener:
         engine = _start_engine(config, options)
         try:
             app = create_app(
@@ -60,6 +61,9 @@ def run(args: argparse.Namespace) -> int:
                 chat_template=chat_template,
                 trust_request_chat_template=options.trust_request_chat_template,
                 answers=_answer_format(options),
+                defaults=_defaults(options),
+                response_role=options.response_role,
+                tells_tokenizer=options.enable_tokenizer_info_endpoint,
                 log_requests=options.enable_log_requests,
                 allowed_origins=options.allowed_origins,
                 allowed_methods=options.allowed_methods,
@@ -96,6 +100,11 @@ def serve(app: Starlette, listener: socket.socket, options: ServeOptions) -> int
         timeout_keep_alive=_KEEP_ALIVE,
         timeout_graceful_shutdown=int(options.shutdown_timeout) + _LAST_WORDS,
         lifespan="off",
+        root_path=options.root_path,
+        ssl_keyfile=options.ssl_keyfile,
+        ssl_certfile=options.ssl_certfile,
+        ssl_ca_certs=options.ssl_ca_certs,
+        ssl_cert_reqs=_whose_certificate(options),
     )
     server = _Server(config, app, options)
     # A walk over all that start-up made would stop every stream for tenths of a second.
@@ -150,8 +159,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         assert sockets
-        where = f"{_url(sockets[0])}/v1{_who_else(sockets[0], has_keys=bool(self.options.api_key))}"
-        sys.stdout.write(f"Ready: {self.service.model_name} at {where}\n")
+        sys.stdout.write(f"Ready: {self.service.model_name} at {where(sockets[0], self.options)}\n")
         sys.stdout.flush()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -168,37 +176,6 @@ class _Server(uvicorn.Server):
     async def _abort_in_time(self) -> None:
         await asyncio.sleep(self.options.shutdown_timeout)
         await self.service.abort_running()
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """A socket that does not listen yet: until the server is ready, connections are refused."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except (OSError, OverflowError) as error:
-        listener.close()
-        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        advice = ": it is taken, use another --port" if taken else f": {error}"
-        raise ConfigError(f"Cannot listen on {host} port {port}{advice}") from error
-    return listener
-
-
-def _url(listener: socket.socket) -> str:
-    """Where a client on this machine finds the server."""
-    host, port = listener.getsockname()[:2]
-    host = _EVERY_INTERFACE.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _who_else(listener: socket.socket, *, has_keys: bool) -> str:
-    """A remark on who can reach the server, "" where it is whom the address says."""
-    if listener.getsockname()[0] not in _EVERY_INTERFACE:
-        return ""
-    if has_keys:
-        return " (on every interface)"
-    return " (on every interface, no API key; --host 127.0.0.1 for this machine only)"
 
 
 def _chat_template(options: ServeOptions) -> str | None:
@@ -222,6 +199,32 @@ def _answer_format(options: ServeOptions) -> AnswerFormat:
         auto=options.enable_auto_tool_choice,
         hides_tools=options.exclude_tools_when_tool_choice_none,
     )
+
+
+def _defaults(options: ServeOptions) -> RequestDefaults:
+    return RequestDefaults(
+        tokens_as_ids=options.return_tokens_as_token_ids,
+        include_usage=options.enable_force_include_usage,
+        chat_template_kwargs=options.default_chat_template_kwargs or {},
+    )
+
+
+def _whose_certificate(options: ServeOptions) -> ssl.VerifyMode:
+    """Clients need a certificate where there is someone to vouch for it."""
+    return ssl.CERT_REQUIRED if options.ssl_ca_certs else ssl.CERT_NONE
+
+
+def _check_certificates(options: ServeOptions) -> None:
+    """Read them once, long before uvicorn does."""
+    if options.ssl_certfile is None:
+        return
+    try:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=options.ssl_ca_certs)
+        context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
+    except OSError as error:  # an SSLError is one
+        files = (options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs)
+        named = ", ".join(filter(None, files))
+        raise ConfigError(f"Cannot use the certificates in {named}: {error}") from error
 
 
 def _note_ignored(args: argparse.Namespace) -> None:

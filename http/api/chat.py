@@ -36,6 +36,7 @@ async def chat_completions(request: Request) -> Response:
     service = service_of(request)
     body = await read_body(request, ChatRequest, CHAT_NEUTRAL, service.max_body_size)
     service.check_model(body.model)
+    body = service.defaults.fill(body)
     use = read_tools(body, automatic=service.answers.takes_tools)
     params = forced(_params(body, service.engine.default_sampling_params), use)
     hidden = use.choice == "none" and service.answers.hides_tools
@@ -81,7 +82,8 @@ def _readers(service: Service, body: ChatRequest, use: ToolUse, prompt: list[int
     end = prompt_end(tokenizer, prompt) if answers.reasoning_parser else ""
     last = body.messages[-1].content
     said = last if body.continue_final_message and isinstance(last, str) else ""
-    return AnswerReaders(answers, use, end, said, body.include_reasoning is not False)
+    shows = body.include_reasoning is not False
+    return AnswerReaders(answers, use, end, said, shows, service.role)
 
 
 def _has_hidden_marks(service: Service, use: ToolUse) -> bool:

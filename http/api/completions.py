@@ -40,6 +40,7 @@ async def completions(request: Request) -> Response:
     service = service_of(request)
     body = await read_body(request, CompletionRequest, COMPLETION_NEUTRAL, service.max_body_size)
     service.check_model(body.model)
+    body = service.defaults.fill(body)
     engine = service.engine
     params = _params(body, engine.default_sampling_params)
     given = split(body.prompt, num_candidates(body))

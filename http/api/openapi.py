@@ -23,7 +23,13 @@ from paged.http.api.protocol import (
     ModelCard,
     ModelList,
 )
-from paged.http.api.tokens import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+from paged.http.api.tokens import (
+    Detokenized,
+    DetokenizeRequest,
+    Tokenized,
+    TokenizeRequest,
+    TokenizerInfo,
+)
 
 _BODIES: dict[str, tuple[type[msgspec.Struct] | None, type[msgspec.Struct]]] = {
     "/v1/chat/completions": (ChatRequest, ChatCompletion),
@@ -31,6 +37,7 @@ _BODIES: dict[str, tuple[type[msgspec.Struct] | None, type[msgspec.Struct]]] = {
     "/v1/embeddings": (EmbeddingRequest, PooledList),
     "/tokenize": (TokenizeRequest, Tokenized),
     "/detokenize": (DetokenizeRequest, Detokenized),
+    "/tokenizer_info": (None, TokenizerInfo),
     "/v1/models": (None, ModelList),
     "/v1/models/{name}": (None, ModelCard),
 }
@@ -45,7 +52,8 @@ td {{ padding: .2em 1em .2em 0; vertical-align: top }} code {{ white-space: nowr
 
 async def openapi(request: Request) -> Response:
     """The description of this server's routes."""
-    return JSONResponse(describe(request.app.routes))
+    servers = [{"url": request.scope.get("root_path") or "/"}]
+    return JSONResponse({**describe(request.app.routes), "servers": servers})
 
 
 async def page(request: Request) -> Response:

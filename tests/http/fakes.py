@@ -38,6 +38,8 @@ class FakeTokenizer:
 
     def __init__(self) -> None:
         self.threads: list[int] = []
+        self.special_tokens = {"bos_token": "\0"}
+        self.chat_templates = {"default": "{{ messages }}"}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         self.threads.append(threading.get_ident())
