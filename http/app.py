@@ -20,7 +20,7 @@ from paged.http.api.completions import completions
 from paged.http.api.defaults import RequestDefaults
 from paged.http.api.embeddings import embeddings
 from paged.http.api.errors import ApiError, GenerationFailed, handle_error
-from paged.http.api.invocations import invocations
+from paged.http.api.invocations import Handler, invocations
 from paged.http.api.models import list_models, retrieve_model
 from paged.http.api.openapi import openapi, page
 from paged.http.api.rerank import rerank
@@ -169,8 +169,11 @@ _ROUTES = [
     Route("/detokenize", detokenize, methods=["POST"]),
     Route("/v1/models/{name:path}", retrieve_model),
 ]
-_GENERATION = {"/v1/chat/completions": chat_completions, "/v1/completions": completions}
-_POOLING = {
+_GENERATION: dict[str, Handler] = {
+    "/v1/chat/completions": chat_completions,
+    "/v1/completions": completions,
+}
+_POOLING: dict[str, Handler] = {
     "/v1/embeddings": embeddings,
     "/score": score,
     "/v1/score": score,
@@ -182,7 +185,8 @@ _POOLING = {
 
 def _routes(engine: Engine | PoolingEngine, *, tells_tokenizer: bool) -> list[Route]:
     """Those of all models, those of this kind, and refusals for those of the other kind."""
-    ours, others, refuse = _GENERATION, _POOLING, refuse_pooling
+    ours, others = _GENERATION, _POOLING
+    refuse: Handler = refuse_pooling
     if isinstance(engine, PoolingEngine):
         ours, others, refuse = _POOLING, _GENERATION, refuse_generation
     posts = ours | dict.fromkeys(others, refuse)

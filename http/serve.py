@@ -21,6 +21,7 @@ from paged.http.api.answers import AnswerFormat
 from paged.http.api.defaults import RequestDefaults
 from paged.http.api.service import AnyService
 from paged.http.app import create_app
+from paged.http.connection import Connection
 from paged.http.engine import AnyEngine, Engine
 from paged.http.listener import bound, where
 from paged.http.logs import configure_logging, leave_out, log_stats
@@ -92,8 +93,21 @@ def serve(app: Starlette, listener: socket.socket, options: ServeOptions) -> int
     """Run the application on a bound socket; returns the exit status."""
     if options.disable_access_log_for_endpoints:
         leave_out(options.disable_access_log_for_endpoints)
-    config = uvicorn.Config(
+    config = server_config(app, options)
+    server = _Server(config, app, options)
+    # A walk over all that start-up made would stop every stream for tenths of a second.
+    gc.collect()
+    gc.freeze()
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        return runner.run(_serve(server, listener))
+
+
+def server_config(app: Starlette, options: ServeOptions) -> uvicorn.Config:
+    """How the application is served."""
+    return uvicorn.Config(
         app,
+        http=Connection,
+        ws="none",
         log_config=None,
         log_level=options.uvicorn_log_level,
         access_log=not options.disable_uvicorn_access_log,
@@ -106,12 +120,6 @@ def serve(app: Starlette, listener: socket.socket, options: ServeOptions) -> int
         ssl_ca_certs=options.ssl_ca_certs,
         ssl_cert_reqs=_whose_certificate(options),
     )
-    server = _Server(config, app, options)
-    # A walk over all that start-up made would stop every stream for tenths of a second.
-    gc.collect()
-    gc.freeze()
-    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        return runner.run(_serve(server, listener))
 
 
 async def _serve(server: _Server, listener: socket.socket) -> int:

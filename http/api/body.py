@@ -11,18 +11,16 @@ from starlette.responses import Response
 
 from paged.http.api.errors import ApiError
 from paged.http.api.fields import Neutral, check_fields
+from paged.http.api.json_size import TooManyValues, check_num_values
+from paged.runtime.long_text import without_hurry
 
 # How msgspec's messages end when a value has the wrong type: "... - at `$.messages[0].role`".
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
 
-
-MAX_VALUES = 2_000_000
-"""Numbers, texts, lists and objects in a body: token ids of the longest prompts, and room."""
-
-# What stands before each value but the first.
-_MARKS = (b",", b"[", b"{")
-_SLICE = 2**16
+# A body may take so many seconds, and more if bytes come at this rate.
+_PATIENCE = 60.0
+_LEAST_RATE = 10_000
 
 
 async def read_body[T: msgspec.Struct](
@@ -48,9 +46,11 @@ async def read_json(request: Request, max_size: int) -> bytes:
     """
     _check_content_type(request)
     body = await _read(request, max_size)
-    # A value takes two bytes at least, its comma being one.
-    if len(body) > 2 * MAX_VALUES:
-        await asyncio.to_thread(_check_num_values, body)
+    try:
+        await without_hurry(len(body), lambda: check_num_values(body))
+    except TooManyValues as error:
+        message = f"The body is too much: {error}"
+        raise ApiError(413, message, "Request Entity Too Large") from None
     return body
 
 
@@ -60,6 +60,10 @@ def fields_of(body: bytes) -> dict[str, msgspec.Raw]:
 
 
 def _check_content_type(request: Request) -> None:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        message = "The body must be sent as it is, without a Content-Encoding"
+        raise ApiError(415, message, "Unsupported Media Type")
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         message = "The body must be JSON, sent with 'Content-Type: application/json'"
@@ -68,31 +72,20 @@ def _check_content_type(request: Request) -> None:
 
 async def _read(request: Request, max_size: int) -> bytes:
     chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > max_size:
-            message = f"The body is larger than {max_size} bytes"
-            raise ApiError(413, message, "Request Entity Too Large")
-        chunks.append(chunk)
+    size, start = 0, asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout_at(start + _PATIENCE) as limit:
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > max_size:
+                    message = f"The body is larger than {max_size} bytes"
+                    raise ApiError(413, message, "Request Entity Too Large")
+                chunks.append(chunk)
+                limit.reschedule(start + _PATIENCE + size / _LEAST_RATE)
+    except TimeoutError:
+        message = f"The body comes too slowly: {size} bytes were there in time"
+        raise ApiError(408, message, "Request Timeout") from None
     return b"".join(chunks)
-
-
-def _check_num_values(body: bytes) -> None:
-    """Refuse what would take seconds to decode and to look through.
-
-    Text is left out, in which commas and brackets stand for nothing. A thread can do this while
-    others run, which it cannot while a whole body is decoded.
-    """
-    bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    num_values, in_text = 0, False
-    for start in range(0, len(bare), _SLICE):
-        pieces = bare[start : start + _SLICE].split(b'"')
-        num_values += sum(piece.count(mark) for piece in pieces[in_text::2] for mark in _MARKS)
-        in_text ^= len(pieces) % 2 == 0
-        if num_values > MAX_VALUES:
-            message = f"The body holds more than {MAX_VALUES} values"
-            raise ApiError(413, message, "Request Entity Too Large")
 
 
 def _decode[T](body: bytes, type: type[T]) -> T:

@@ -81,13 +81,18 @@ async def tokenize(request: Request) -> Response:
     body = await read_body(request, TokenizeRequest, _NEUTRAL, service.max_body_size)
     service.check_model(body.model)
     tokens = await _tokens(service, body)
-    strings = [_text(_tokenizer(service), token) for token in tokens]
+    strings: list[str] | UnsetType = UNSET
+    if body.return_token_strs:
+        tokenizer = _tokenizer(service)
+        strings = await without_hurry(
+            len(tokens), lambda: [_text(tokenizer, token) for token in tokens]
+        )
     return json_response(
         Tokenized(
             count=len(tokens),
             max_model_len=service.engine.max_model_len,
             tokens=tokens,
-            token_strs=strings if body.return_token_strs else UNSET,
+            token_strs=strings,
         )
     )
 
