@@ -191,5 +191,11 @@ def _routes(engine: Engine | PoolingEngine, *, tells_tokenizer: bool) -> list[Ro
         ours, others, refuse = _POOLING, _GENERATION, refuse_generation
     posts = ours | dict.fromkeys(others, refuse)
     posts["/invocations"] = invocations(dict(posts))
-    by_choice = [Route("/tokenizer_info", tokenizer_info)] if tells_tokenizer else []
-    return [*_ROUTES, *by_choice, *(Route(path, posts[path], methods=["POST"]) for path in posts)]
+    return [
+        *_ROUTES,
+        *([Route("/tokenizer_info", tokenizer_info)] if tells_tokenizer else []),
+        *(
+            Route(path, posts[path], methods=["POST"], include_in_schema=path not in others)
+            for path in posts
+        ),
+    ]

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import socket
 import ssl
 import sys
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     config = read_flags(EngineConfig, args)
     configure_logging(options.uvicorn_log_level)
     _note_ignored(args)
+    _allow_many_connections()
     chat_template = _chat_template(options)
     _check_certificates(options)
     # Before the model is loaded: minutes later is late to hear that the port is taken.
@@ -74,6 +76,12 @@ def run(args: argparse.Namespace) -> int:
             return serve(app, listener, options)
         finally:
             engine.shutdown()
+
+
+def _allow_many_connections() -> None:
+    """Each takes a file descriptor, of which many systems give 1,024 unless they are asked."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _with_key(options: ServeOptions) -> ServeOptions:

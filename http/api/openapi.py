@@ -14,7 +14,15 @@ from starlette.routing import Route
 
 import paged
 from paged.http.api.errors import ErrorBody
-from paged.http.api.pooling_protocol import EmbeddingRequest, PooledList
+from paged.http.api.pooling_protocol import (
+    Embedding,
+    EmbeddingRequest,
+    PooledList,
+    Ranking,
+    RerankRequest,
+    Score,
+    ScoreRequest,
+)
 from paged.http.api.protocol import (
     ChatCompletion,
     ChatRequest,
@@ -31,16 +39,20 @@ from paged.http.api.tokens import (
     TokenizerInfo,
 )
 
+_SCORES, _RANKING = (ScoreRequest, PooledList[Score]), (RerankRequest, Ranking)
 _BODIES: dict[str, tuple[type[msgspec.Struct] | None, type[msgspec.Struct]]] = {
     "/v1/chat/completions": (ChatRequest, ChatCompletion),
     "/v1/completions": (CompletionRequest, Completion),
-    "/v1/embeddings": (EmbeddingRequest, PooledList),
+    "/v1/embeddings": (EmbeddingRequest, PooledList[Embedding]),
+    **dict.fromkeys(("/score", "/v1/score"), _SCORES),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), _RANKING),
     "/tokenize": (TokenizeRequest, Tokenized),
     "/detokenize": (DetokenizeRequest, Detokenized),
     "/tokenizer_info": (None, TokenizerInfo),
     "/v1/models": (None, ModelList),
     "/v1/models/{name}": (None, ModelCard),
 }
+_STREAMED = ("/v1/chat/completions", "/v1/completions")
 _PAGE = """<!doctype html>
 <meta charset="utf-8"><title>Paged</title>
 <style>body {{ font: 16px sans-serif; margin: 2em auto; max-width: 50em }}
@@ -70,11 +82,11 @@ def describe(routes: list[Route]) -> dict[str, Any]:
     """OpenAPI 3.1 of these routes."""
     kinds = {kind for pair in _BODIES.values() for kind in pair if kind is not None} | {ErrorBody}
     where = "#/components/schemas/{name}"
-    ordered = sorted(kinds, key=lambda kind: kind.__name__)
+    ordered = sorted(kinds, key=str)
     refs, schemas = msgspec.json.schema_components(ordered, ref_template=where)
     refs_by_kind = dict(zip(ordered, refs, strict=True))
     paths: dict[str, Any] = {}
-    for route in routes:
+    for route in filter(lambda route: route.include_in_schema, routes):
         path = route.path.replace(":path}", "}")
         paths[path] = {verb: _operation(route, path, refs_by_kind) for verb in _verbs(route)}
     info = {"title": "Paged", "version": paged.__version__}
@@ -94,6 +106,8 @@ def _operation(route: Route, path: str, refs: dict[Any, dict[str, Any]]) -> dict
             "default": {"description": "An error"} | _json(refs[ErrorBody]),
         },
     }
+    if path in _STREAMED:
+        operation["responses"]["200"]["content"]["text/event-stream"] = {}
     if takes:
         operation["requestBody"] = {"required": True} | _json(refs[takes])
     if "{name}" in path:

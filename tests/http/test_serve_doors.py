@@ -1,10 +1,13 @@
 """Where a server listens: under a path, on a Unix socket, with certificates."""
 
+import contextlib
+import resource
 import shutil
 import socket
 import ssl
 import subprocess
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
@@ -82,6 +85,17 @@ def test_under_a_path() -> None:
         assert (
             'http_requests_total{handler="/v1/completions",method="POST",status="200"}' in counted
         )
+
+
+def test_as_many_connections_as_the_system_allows() -> None:
+    """The program is given few, as it is by many shells."""
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 400))"
+    with started(few + PROGRAM) as running, contextlib.ExitStack() as stack:
+        assert resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE) == (400, 400)
+        address = urlsplit(running.url)
+        for _ in range(200):
+            stack.enter_context(socket.create_connection((address.hostname, address.port)))
+        assert httpx2.get(f"{running.url}/models").status_code == 200
 
 
 @pytest.mark.parametrize("path", ["models", "/", "/models/", "//", "/a b", "/a?b", "/a#b"])
