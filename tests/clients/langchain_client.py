@@ -48,7 +48,7 @@ async def asynchronously() -> None:
 
 
 def structured() -> None:
-    for method in ("json_schema", "json_mode"):
+    for method in ("json_schema", "json_mode", "function_calling"):
         asked = chat.with_structured_output(Person, method=method)
         assert asked.invoke("Who, as JSON?") == Person(name="Ada", age=36), method
 

@@ -22,7 +22,7 @@ results = simple_evaluate(
     model_args=arguments,
     tasks=[task],
     task_manager=TaskManager(include_path="tasks", include_defaults=False),
-    batch_size=1,
+    batch_size=1 if chats else 3,
     log_samples=True,
     apply_chat_template=chats,
     bootstrap_iters=0,
