@@ -67,7 +67,7 @@ format: $(DEV)
 
 # An environment of their own: what they need does not go together with what Paged needs.
 $(CLIENTS)/.made: $(DEV) tests/clients/constraints.txt tests/clients/package.json
-	@echo "==> clients: 300 MB to fetch, once"
+	@echo "==> clients: 1.2 GB on disk, once"
 	@$(BIN)/python -m venv --clear $(CLIENTS)
 	@$(CLIENTS)/bin/python -m pip install -qq -c tests/clients/constraints.txt \
 		langchain-openai litellm 'lm_eval[api]' openai schemathesis
