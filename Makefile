@@ -17,19 +17,21 @@ PIP := $(BIN)/python -m pip install -qq -c constraints.txt
 comma := ,
 RUN := $(VENV)/.run$(if $(EXTRAS),-$(subst $(comma),-,$(EXTRAS)))
 DEV := $(VENV)/.dev
+CLIENTS := $(VENV)/clients
 
 # pip only warns of extras that are not there, and installs the rest.
 UNKNOWN := $(filter-out cuda12 cuda13,$(subst $(comma), ,$(EXTRAS)))
 $(if $(UNKNOWN),$(error EXTRAS must be cuda12 or cuda13, got $(UNKNOWN)))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow lint format clean
+.PHONY: help serve test test-slow test-clients lint format clean
 
 help:
 	@echo "make serve       serve the demo model on port $(PORT), to this machine only"
 	@echo "                 PORT=9000, ARGS='MODEL --flag ...', EXTRAS=cuda13 (or cuda12) for a GPU"
 	@echo "make test        lint, type-check and run the quick tests"
 	@echo "make test-slow   run the slow tests too"
+	@echo "make test-clients  talk to the server with clients of other makers"
 	@echo "make lint        ruff, mypy and the import rules"
 	@echo "make format      let ruff rewrite the sources"
 	@echo "make clean       remove .venv and what the tools left in this folder"
@@ -40,11 +42,15 @@ serve: $(RUN)
 
 test: lint
 	@echo "==> pytest (some minutes, in two processes)"
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu"
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu and not clients"
 
 test-slow: lint
 	@echo "==> pytest, slow tests included"
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not gpu"
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not gpu and not clients"
+
+test-clients: $(CLIENTS)/.made
+	@echo "==> pytest -m clients (some minutes)"
+	@$(BIN)/python -m pytest -q -n 0 -m clients tests/clients
 
 lint: $(DEV)
 	@echo "==> ruff"
@@ -58,6 +64,17 @@ lint: $(DEV)
 format: $(DEV)
 	@$(BIN)/ruff check -q --fix
 	@$(BIN)/ruff format -q
+
+# An environment of their own: what they need does not go together with what Paged needs.
+$(CLIENTS)/.made: $(DEV) tests/clients/constraints.txt tests/clients/package.json
+	@echo "==> clients: 1.2 GB on disk, once"
+	@$(BIN)/python -m venv --clear $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip install -qq -c tests/clients/constraints.txt \
+		langchain-openai litellm 'lm_eval[api]' openai schemathesis
+	@cp tests/clients/package.json $(CLIENTS)
+	@if command -v npm > /dev/null; then cd $(CLIENTS) && npm install --silent --no-package-lock \
+		--no-audit --no-fund; else echo "no npm: what needs node is skipped"; fi
+	@touch $@
 
 clean:
 	@rm -rf $(VENV) build dist paged.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache \

@@ -19,17 +19,14 @@ from paged.http.api.answers import AnswerFormat
 from paged.http.api.anthropic.routes import count_tokens, create_message
 from paged.http.api.chat import chat_completions
 from paged.http.api.completions import completions
+from paged.http.api.defaults import RequestDefaults
 from paged.http.api.embeddings import embeddings
 from paged.http.api.errors import ApiError, GenerationFailed, handle_error
+from paged.http.api.invocations import Handler, invocations
 from paged.http.api.models import list_models, retrieve_model
 from paged.http.api.openapi import openapi, page
 from paged.http.api.rerank import rerank
-from paged.http.api.responses.routes import (
-    cancel_response,
-    create_response,
-    delete_response,
-    retrieve_response,
-)
+from paged.http.api.responses.routes import StoredResponse, cancel_response, create_response
 from paged.http.api.scores import score
 from paged.http.api.service import (
     AnyService,
@@ -40,12 +37,12 @@ from paged.http.api.service import (
     no_text,
     no_vectors,
 )
-from paged.http.api.tokens import detokenize, tokenize
+from paged.http.api.tokens import detokenize, tokenize, tokenizer_info
 from paged.http.auth import RequireKey
 from paged.http.engine import Engine
 from paged.http.metrics import Metrics, registry_of
 from paged.http.options import ServeOptions
-from paged.http.request_counter import CountRequests
+from paged.http.request_counter import CountRequests, Load
 from paged.http.request_ids import EchoRequestId
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.pooling.engine import PoolingEngine
@@ -56,6 +53,7 @@ class Door(TypedDict, total=False):
 
     api_keys: Sequence[str]
     max_body_size: int
+    tells_tokenizer: bool
     allowed_origins: Sequence[str]
     allowed_methods: Sequence[str]
     allowed_headers: Sequence[str]
@@ -69,6 +67,8 @@ def create_app(
     chat_template: str | None = None,
     trust_request_chat_template: bool = False,
     answers: AnswerFormat | None = None,
+    defaults: RequestDefaults | None = None,
+    response_role: str = "assistant",
     log_requests: bool = False,
     **door: Unpack[Door],
 ) -> Starlette:
@@ -79,6 +79,8 @@ def create_app(
         chat_template=chat_template,
         trust_request_chat_template=trust_request_chat_template,
         answers=answers,
+        defaults=defaults,
+        response_role=response_role,
         log_requests=log_requests,
     )
     return create_server([service], **door)
@@ -92,6 +94,8 @@ def create_service(
     chat_template: str | None = None,
     trust_request_chat_template: bool = False,
     answers: AnswerFormat | None = None,
+    defaults: RequestDefaults | None = None,
+    response_role: str = "assistant",
     log_requests: bool = False,
 ) -> AnyService:
     """A model as the routes see it.
@@ -103,6 +107,8 @@ def create_service(
         chat_template: in place of the tokenizer's own.
         trust_request_chat_template: whether requests may bring one of their own.
         answers: how the model writes reasoning and tool calls; None for text alone.
+        defaults: what requests leave open.
+        response_role: that chat replies carry.
         log_requests: whether to log each request's parameters (never its prompt).
     """
     names, metrics = tuple(model_names), Metrics(engine, model_names[0], number)
@@ -116,6 +122,8 @@ def create_service(
         chat_template=chat_template,
         trust_request_chat_template=trust_request_chat_template,
         answers=answers or AnswerFormat(),
+        defaults=defaults or RequestDefaults(),
+        role=response_role,
     )
 
 
@@ -124,6 +132,7 @@ def create_server(
     *,
     api_keys: Sequence[str] = (),
     max_body_size: int = ServeOptions.max_body_size,
+    tells_tokenizer: bool = False,
     allowed_origins: Sequence[str] = ("*",),
     allowed_methods: Sequence[str] = ("*",),
     allowed_headers: Sequence[str] = ("*",),
@@ -135,12 +144,13 @@ def create_server(
         services: at least one, no two of a name. They decide which routes there are.
         api_keys: any of them is needed for all but the probes; none admits everyone.
         max_body_size: bytes.
+        tells_tokenizer: whether there is /tokenizer_info.
         allowed_origins, allowed_methods, allowed_headers, allow_credentials: what pages of other
             sites may ask of this server from a browser.
     """
-    registry = registry_of([service.metrics for service in services])
+    registry, load = registry_of([service.metrics for service in services]), Load()
     middleware = [
-        Middleware(CountRequests, registry=registry),
+        Middleware(CountRequests, registry=registry, load=load),
         Middleware(EchoRequestId),
         Middleware(
             CORSMiddleware,
@@ -154,12 +164,13 @@ def create_server(
     if api_keys:
         middleware.append(Middleware(RequireKey, keys=api_keys))
     app = Starlette(
-        routes=_routes(services),
+        routes=_routes(services, tells_tokenizer=tells_tokenizer),
         middleware=middleware,
         exception_handlers=dict.fromkeys(_HANDLED, handle_error),
     )
     app.state.models = Models(tuple(services), max_body_size)
     app.state.registry = registry
+    app.state.load = load
     return app
 
 
@@ -175,6 +186,11 @@ async def health(request: Request) -> Response:
 async def version(request: Request) -> Response:
     """The version of Paged."""
     return JSONResponse({"version": paged.__version__})
+
+
+async def load(request: Request) -> Response:
+    """How many requests are being answered, for load balancers."""
+    return JSONResponse({"server_load": request.app.state.load.num_requests})
 
 
 async def metrics(request: Request) -> Response:
@@ -208,6 +224,7 @@ _ROUTES = [
     Route("/ping", health, methods=["GET", "POST"]),
     Route("/version", version),
     Route("/metrics", metrics),
+    Route("/load", load),
     Route("/v1/models", list_models),
     Route("/openapi.json", openapi),
     Route("/docs", page),
@@ -215,7 +232,7 @@ _ROUTES = [
     Route("/detokenize", detokenize, methods=["POST"]),
     Route("/v1/models/{name:path}", retrieve_model),
 ]
-_GENERATION = {
+_GENERATION: dict[str, Handler] = {
     "/v1/chat/completions": chat_completions,
     "/v1/completions": completions,
     "/v1/responses": create_response,
@@ -223,11 +240,10 @@ _GENERATION = {
     "/v1/messages/count_tokens": count_tokens,
 }
 _RESPONSES = [
-    Route("/v1/responses/{response_id}", retrieve_response, methods=["GET"]),
-    Route("/v1/responses/{response_id}", delete_response, methods=["DELETE"]),
+    Route("/v1/responses/{response_id}", StoredResponse, methods=["GET", "DELETE"]),
     Route("/v1/responses/{response_id}/cancel", cancel_response, methods=["POST"]),
 ]
-_POOLING = {
+_POOLING: dict[str, Handler] = {
     "/v1/embeddings": embeddings,
     "/score": score,
     "/v1/score": score,
@@ -237,12 +253,23 @@ _POOLING = {
 }
 
 
-def _routes(services: Sequence[AnyService]) -> list[Route]:
+def _routes(services: Sequence[AnyService], *, tells_tokenizer: bool) -> list[Route]:
     """Those of all models, and for what none of them can do refusals."""
-    posts, more = dict(_GENERATION | _POOLING), _RESPONSES
-    if not any(isinstance(service, Service) for service in services):
-        posts |= dict.fromkeys(_GENERATION, refuse_generation)
-        more = []
+    refused: dict[str, Handler] = {}
+    more = [Route("/tokenizer_info", tokenizer_info)] if tells_tokenizer else []
+    if any(isinstance(service, Service) for service in services):
+        more += _RESPONSES
+    else:
+        refused |= dict.fromkeys(_GENERATION, refuse_generation)
     if not any(isinstance(service, PoolingService) for service in services):
-        posts |= dict.fromkeys(_POOLING, refuse_pooling)
-    return [*_ROUTES, *more, *(Route(path, posts[path], methods=["POST"]) for path in posts)]
+        refused |= dict.fromkeys(_POOLING, refuse_pooling)
+    posts = _GENERATION | _POOLING | refused
+    posts["/invocations"] = invocations(dict(posts))
+    return [
+        *_ROUTES,
+        *more,
+        *(
+            Route(path, posts[path], methods=["POST"], include_in_schema=path not in refused)
+            for path in posts
+        ),
+    ]

@@ -10,9 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paged.http.api.errors import ApiError, error_response
-
-OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
-
+from paged.http.paths import OPEN_PATHS, path_of
 
 _REFUSAL = "Wrong or missing API key: send it as 'Authorization: Bearer KEY' or as 'X-Api-Key: KEY'"
 
@@ -25,11 +23,11 @@ class RequireKey:
         self.digests = [sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._admits(scope):
+        if scope["type"] != "http" or path_of(scope) in OPEN_PATHS or self._admits(scope):
             await self.app(scope, receive, send)
             return
         error = ApiError(401, _REFUSAL, "AuthenticationError")
-        reply = error_response(error, scope["path"], {"WWW-Authenticate": "Bearer"})
+        reply = error_response(error, path_of(scope), {"WWW-Authenticate": "Bearer"})
         await reply(scope, receive, send)
 
     def _admits(self, scope: Scope) -> bool:

@@ -24,7 +24,13 @@ from paged.http.config_file import (
     flags_of,
     read_config,
 )
-from paged.http.options import ConvertOptions, ModelOptions, SamplingOptions, ServeOptions
+from paged.http.options import (
+    ALWAYS_ON,
+    ConvertOptions,
+    ModelOptions,
+    SamplingOptions,
+    ServeOptions,
+)
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError, EngineDead
 from paged.runtime.flags import add_flags
@@ -34,10 +40,12 @@ _HINTS = {
     "--batch-idle-timeout": "there is no idle timeout: every step takes whoever is waiting",
     "--batch-size": "did you mean --max-num-seqs?",
     "--convert": "did you mean --runner?",
+    "--enable-log-outputs": "what was asked and answered is never logged; drop it",
     "--enable-long-tail-optimization": "there is no such thing; see --long-prefill-token-threshold",
     "--enforce-eager": "every step is compiled ahead; drop it",
     "--max-batch-size": "did you mean --max-num-seqs?",
     "--max-batch-total-tokens": "did you mean --max-num-batched-tokens?",
+    "--max-log-len": "what was asked and answered is never logged; drop it",
     "--max-num-batches": "did you mean --max-num-seqs or --max-num-batched-tokens?",
     "--num-gpu-blocks-util": "did you mean --gpu-memory-utilization?",
     "--pooler-config": "how vectors are made is read from the model's modules.json; drop it",
@@ -135,7 +143,8 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(models=[])
     add_flags(parser, ServeOptions, "server")
     add_flags(parser, ModelOptions, "model")
-    parser.add_argument("--disable-log-requests", action="store_true", help=argparse.SUPPRESS)
+    for flag in ("--disable-log-requests", *ALWAYS_ON):
+        parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--swap-space", help=argparse.SUPPRESS)
     add_engine_flags(parser)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -60,6 +61,8 @@ def flags_of(values: dict[str, Any]) -> list[str]:
             flags.append(flag if value else f"--no-{flag[2:]}")
         elif isinstance(value, list):
             flags += [flag, *map(str, value)]
+        elif isinstance(value, dict):
+            flags.append(f"{flag}={json.dumps(value)}")
         elif value is not None:
             flags.append(f"{flag}={value}")
     return flags

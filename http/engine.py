@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 from paged.runtime.beam_search import BeamSearchParams
@@ -16,6 +16,12 @@ ChatMessage = dict[str, Any]
 
 class Tokenizer(Protocol):
     """Text to token ids and back."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]: ...
+
+    @property
+    def chat_templates(self) -> Mapping[str, str]: ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 

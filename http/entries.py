@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paged.http.api.answers import AnswerFormat
+from paged.http.api.defaults import RequestDefaults
 from paged.http.options import ModelOptions
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
@@ -26,6 +27,8 @@ class Entry:
         chat_template: the text of one, in place of the model's own.
         trust_request_chat_template: whether requests may bring one.
         answers: how they are read.
+        defaults: what requests leave open.
+        role: that chat replies carry.
         share: of the device's memory as it was stated; None where it was not.
     """
 
@@ -34,6 +37,8 @@ class Entry:
     chat_template: str | None
     trust_request_chat_template: bool
     answers: AnswerFormat
+    defaults: RequestDefaults
+    role: str
     share: float | None
 
     @property
@@ -70,6 +75,8 @@ def _read_entry(args: argparse.Namespace) -> Entry:
         _chat_template(options),
         options.trust_request_chat_template,
         _answer_format(options),
+        _defaults(options),
+        options.response_role,
         share,
     )
 
@@ -94,4 +101,12 @@ def _answer_format(options: ModelOptions) -> AnswerFormat:
         reasoning_parser=options.reasoning_parser,
         auto=options.enable_auto_tool_choice,
         hides_tools=options.exclude_tools_when_tool_choice_none,
+    )
+
+
+def _defaults(options: ModelOptions) -> RequestDefaults:
+    return RequestDefaults(
+        tokens_as_ids=options.return_tokens_as_token_ids,
+        include_usage=options.enable_force_include_usage,
+        chat_template_kwargs=options.default_chat_template_kwargs or {},
     )

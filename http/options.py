@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from paged.http.api.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
-from paged.runtime.flags import option, port, same_option
+from paged.runtime.flags import json_object, option, port, same_option
 
+# Flags of vLLM for what is always there: cached tokens in the usage, X-Request-Id, /load.
+ALWAYS_ON = (
+    *("--enable-prompt-tokens-details", "--enable-request-id-headers"),
+    "--enable-server-load-tracking",
+)
 _LONGEST_SHUTDOWN = 24 * 60 * 60
 
 
@@ -19,10 +26,22 @@ class ServeOptions:
 
     host: str = option("0.0.0.0", "Address to listen on; 127.0.0.1 for this machine only.")
     port: int = option(8000, "Port to listen on; 0 for any free one.", type=port, metavar="PORT")
+    uds: str | None = option(None, "Unix socket to listen on, in place of a host and port.")
+    root_path: str = option(
+        "", "Path under which a proxy offers this server, and which it takes off: /models."
+    )
+    ssl_keyfile: str | None = option(None, "Private key for HTTPS, unless --ssl-certfile holds it.")
+    ssl_certfile: str | None = option(None, "Certificates for HTTPS; without, HTTP is spoken.")
+    ssl_ca_certs: str | None = option(
+        None, "Authorities, one of which must vouch for each client's certificate."
+    )
     api_key: tuple[str, ...] = option(
         (),
         "Keys, any of which a request must bring; default that in PAGED_API_KEY, "
         "without which everyone is admitted.",
+    )
+    enable_tokenizer_info_endpoint: bool = option(
+        False, "Tell special tokens and chat template at /tokenizer_info."
     )
     allowed_origins: tuple[str, ...] = option(
         ("*",), "Sites whose pages may call this server from a browser; * for all."
@@ -55,6 +74,10 @@ class ServeOptions:
             )
         if self.max_body_size < 1:
             raise ConfigError(f"--max-body-size must be at least 1, got {self.max_body_size}")
+        if self.root_path and not re.fullmatch(r"(/[^/?#\s]+)+", self.root_path):
+            raise ConfigError(f"--root-path must be like /models, got {self.root_path!r}")
+        if not self.ssl_certfile and (self.ssl_keyfile or self.ssl_ca_certs):
+            raise ConfigError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
         _check_none_empty("--api-key", self.api_key)
 
 
@@ -70,6 +93,19 @@ class ModelOptions:
     )
     trust_request_chat_template: bool = option(
         False, "Let requests bring a chat template of their own, a program that this server runs."
+    )
+    default_chat_template_kwargs: Mapping[str, Any] | None = option(
+        None,
+        "Names that the chat template reads, as JSON; a request's own go before them.",
+        type=json_object,
+        metavar="JSON",
+    )
+    response_role: str = option("assistant", "Role that chat replies carry.")
+    return_tokens_as_token_ids: bool = option(
+        False, "Write token_id:7 beside log-probabilities unless a request wants text."
+    )
+    enable_force_include_usage: bool = option(
+        False, "End each stream with its usage, asked for or not."
     )
     enable_auto_tool_choice: bool = option(
         False, "Let the model call the tools of a request; needs --tool-call-parser."

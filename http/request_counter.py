@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_UNCOUNTED_PATHS = frozenset({"/metrics", "/health", "/ping", "/version"})
+from paged.http.paths import OPEN_PATHS, path_of
+
+_UNCOUNTED_PATHS = OPEN_PATHS | {"/load"}
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 
 
-class CountRequests:
-    """Middleware that counts by route template, known verb and status."""
+@dataclass
+class Load:
+    """How many HTTP requests are being answered."""
 
-    def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
+    num_requests: int = 0
+
+
+class CountRequests:
+    """Middleware that counts by route template, known verb and status.
+
+    Args:
+        app: what answers.
+        registry: gets the metrics.
+        load: is kept up to date.
+    """
+
+    def __init__(self, app: ASGIApp, registry: CollectorRegistry, load: Load) -> None:
         self.app = app
+        self.load = load
         labels = ["handler", "method", "status"]
         self.count = Counter("http_requests", "HTTP requests.", labels, registry=registry)
         self.seconds = Histogram(
@@ -26,7 +43,7 @@ class CountRequests:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _UNCOUNTED_PATHS:
+        if scope["type"] != "http" or path_of(scope) in _UNCOUNTED_PATHS:
             await self.app(scope, receive, send)
             return
         status = 500
@@ -38,9 +55,11 @@ class CountRequests:
                 status = message["status"]
             await send(message)
 
+        self.load.num_requests += 1
         try:
             await self.app(scope, receive, watch_status)
         finally:
+            self.load.num_requests -= 1
             self._take_note(scope, status, time.perf_counter() - start)
 
     def _take_note(self, scope: Scope, status: int, seconds: float) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import errno
 import gc
 import logging
 import os
+import resource
 import socket
+import ssl
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,8 +20,10 @@ from starlette.applications import Starlette
 
 from paged.http.api.service import Models
 from paged.http.app import create_server
+from paged.http.connection import Connection
 from paged.http.engine import AnyEngine
 from paged.http.entries import read_entries
+from paged.http.listener import bound, where
 from paged.http.logs import configure_logging, leave_out, log_stats
 from paged.http.options import ServeOptions
 from paged.http.start import running
@@ -34,8 +37,6 @@ _KEEP_ALIVE = 75
 # What aborted requests get to say so before their connections are cut.
 _LAST_WORDS = 5
 _WATCH_INTERVAL = 1.0
-# Addresses that stand for all of a machine's, and the one by which it finds itself there.
-_EVERY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,18 +45,27 @@ def run(args: argparse.Namespace) -> int:
     entries = read_entries(args)
     configure_logging(options.uvicorn_log_level)
     _note_ignored(args)
+    _allow_many_connections()
+    _check_certificates(options)
     # Before a model is loaded: minutes later is late to hear that the port is taken.
-    with _bind(options.host, options.port) as listener, running(entries, options) as services:
+    with bound(options) as listener, running(entries, options) as services:
         app = create_server(
             services,
             api_keys=options.api_key,
             max_body_size=options.max_body_size,
+            tells_tokenizer=options.enable_tokenizer_info_endpoint,
             allowed_origins=options.allowed_origins,
             allowed_methods=options.allowed_methods,
             allowed_headers=options.allowed_headers,
             allow_credentials=options.allow_credentials,
         )
         return serve(app, listener, options)
+
+
+def _allow_many_connections() -> None:
+    """Each takes a file descriptor, of which many systems give 1,024 unless they are asked."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _with_key(options: ServeOptions) -> ServeOptions:
@@ -68,21 +78,33 @@ def serve(app: Starlette, listener: socket.socket, options: ServeOptions) -> int
     """Run the application on a bound socket; returns the exit status."""
     if options.disable_access_log_for_endpoints:
         leave_out(options.disable_access_log_for_endpoints)
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        log_level=options.uvicorn_log_level,
-        access_log=not options.disable_uvicorn_access_log,
-        timeout_keep_alive=_KEEP_ALIVE,
-        timeout_graceful_shutdown=int(options.shutdown_timeout) + _LAST_WORDS,
-        lifespan="off",
-    )
+    config = server_config(app, options)
     server = _Server(config, app, options)
     # A walk over all that start-up made would stop every stream for tenths of a second.
     gc.collect()
     gc.freeze()
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         return runner.run(_serve(server, listener))
+
+
+def server_config(app: Starlette, options: ServeOptions) -> uvicorn.Config:
+    """How the application is served."""
+    return uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        log_config=None,
+        log_level=options.uvicorn_log_level,
+        access_log=not options.disable_uvicorn_access_log,
+        timeout_keep_alive=_KEEP_ALIVE,
+        timeout_graceful_shutdown=int(options.shutdown_timeout) + _LAST_WORDS,
+        lifespan="off",
+        root_path=options.root_path,
+        ssl_keyfile=options.ssl_keyfile,
+        ssl_certfile=options.ssl_certfile,
+        ssl_ca_certs=options.ssl_ca_certs,
+        ssl_cert_reqs=_whose_certificate(options),
+    )
 
 
 async def _serve(server: _Server, listener: socket.socket) -> int:
@@ -137,9 +159,8 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         assert sockets
-        where = f"{_url(sockets[0])}/v1{_who_else(sockets[0], has_keys=bool(self.options.api_key))}"
         names = ", ".join(service.model_name for service in self.models)
-        sys.stdout.write(f"Ready: {names} at {where}\n")
+        sys.stdout.write(f"Ready: {names} at {where(sockets[0], self.options)}\n")
         sys.stdout.flush()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -158,35 +179,22 @@ class _Server(uvicorn.Server):
         await asyncio.gather(*(service.abort_running() for service in self.models))
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """A socket that does not listen yet: until the server is ready, connections are refused."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def _whose_certificate(options: ServeOptions) -> ssl.VerifyMode:
+    """Clients need a certificate where there is someone to vouch for it."""
+    return ssl.CERT_REQUIRED if options.ssl_ca_certs else ssl.CERT_NONE
+
+
+def _check_certificates(options: ServeOptions) -> None:
+    """Read them once, long before uvicorn does."""
+    if options.ssl_certfile is None:
+        return
     try:
-        listener.bind((host, port))
-    except (OSError, OverflowError) as error:
-        listener.close()
-        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        advice = ": it is taken, use another --port" if taken else f": {error}"
-        raise ConfigError(f"Cannot listen on {host} port {port}{advice}") from error
-    return listener
-
-
-def _url(listener: socket.socket) -> str:
-    """Where a client on this machine finds the server."""
-    host, port = listener.getsockname()[:2]
-    host = _EVERY_INTERFACE.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _who_else(listener: socket.socket, *, has_keys: bool) -> str:
-    """A remark on who can reach the server, "" where it is whom the address says."""
-    if listener.getsockname()[0] not in _EVERY_INTERFACE:
-        return ""
-    if has_keys:
-        return " (on every interface)"
-    return " (on every interface, no API key; --host 127.0.0.1 for this machine only)"
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=options.ssl_ca_certs)
+        context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
+    except OSError as error:  # an SSLError is one
+        files = (options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs)
+        named = ", ".join(filter(None, files))
+        raise ConfigError(f"Cannot use the certificates in {named}: {error}") from error
 
 
 def _note_ignored(args: argparse.Namespace) -> None:

@@ -94,5 +94,7 @@ def _service(
         chat_template=entry.chat_template,
         trust_request_chat_template=entry.trust_request_chat_template,
         answers=entry.answers,
+        defaults=entry.defaults,
+        response_role=entry.role,
         log_requests=options.enable_log_requests,
     )

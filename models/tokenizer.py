@@ -69,13 +69,14 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with the model's BOS and the like unless told otherwise."""
-        # Unlike `encode`, the call for batches lets other threads run meanwhile.
+        # Unlike `encode`, the call for batches lets other threads run meanwhile; so below.
         [encoding] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that are no UTF-8 become U+FFFD."""
-        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        [text] = self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
+        return text
 
     def apply_chat_template(
         self,

@@ -7,6 +7,7 @@ cheap: a command line must be understood before anything heavy is loaded.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Callable
 from dataclasses import MISSING, Field, field, fields
@@ -69,6 +70,17 @@ def size(text: str) -> int:
 def size_or_auto(text: str) -> int:
     """A whole number, or -1 for "auto"."""
     return -1 if text == "auto" else size(text)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """An object in JSON."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text[:100]!r}")
+    return value
 
 
 def port(text: str) -> int:

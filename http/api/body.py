@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import msgspec
@@ -10,10 +11,16 @@ from starlette.responses import Response
 
 from paged.http.api.errors import ApiError
 from paged.http.api.fields import Neutral, check_fields
+from paged.http.api.json_size import TooManyValues, check_num_values
+from paged.runtime.long_text import without_hurry
 
 # How msgspec's messages end when a value has the wrong type: "... - at `$.messages[0].role`".
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
+
+# A body may take so many seconds, and more if bytes come at this rate.
+_PATIENCE = 60.0
+_LEAST_RATE = 10_000
 
 
 async def read_body[T: msgspec.Struct](
@@ -22,16 +29,41 @@ async def read_body[T: msgspec.Struct](
     """The body as a `type`.
 
     Raises:
-        ApiError: another content type, too large, not JSON, or a field of the wrong type.
+        ApiError: as `read_json` does, not JSON, or a field of the wrong type.
+        InvalidRequest: more fields than any request has.
         Unsupported: a field of `neutral` that asks for something.
     """
-    _check_content_type(request)
-    body = await _read(request, max_size)
-    check_fields(_decode(body, dict[str, msgspec.Raw]), type.__struct_fields__, neutral)
+    body = await read_json(request, max_size)
+    check_fields(fields_of(body), type.__struct_fields__, neutral)
     return _decode(body, type)
 
 
+async def read_json(request: Request, max_size: int) -> bytes:
+    """The body as it came.
+
+    Raises:
+        ApiError: another content type, too large, or of too many values.
+    """
+    _check_content_type(request)
+    body = await _read(request, max_size)
+    try:
+        await without_hurry(len(body), lambda: check_num_values(body))
+    except TooManyValues as error:
+        message = f"The body is too much: {error}"
+        raise ApiError(413, message, "Request Entity Too Large") from None
+    return body
+
+
+def fields_of(body: bytes) -> dict[str, msgspec.Raw]:
+    """The fields of a JSON object, their values not decoded. Raises ApiError for anything else."""
+    return _decode(body, dict[str, msgspec.Raw])
+
+
 def _check_content_type(request: Request) -> None:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        message = "The body must be sent as it is, without a Content-Encoding"
+        raise ApiError(415, message, "Unsupported Media Type")
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         message = "The body must be JSON, sent with 'Content-Type: application/json'"
@@ -40,13 +72,19 @@ def _check_content_type(request: Request) -> None:
 
 async def _read(request: Request, max_size: int) -> bytes:
     chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > max_size:
-            message = f"The body is larger than {max_size} bytes"
-            raise ApiError(413, message, "Request Entity Too Large")
-        chunks.append(chunk)
+    size, start = 0, asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout_at(start + _PATIENCE) as limit:
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > max_size:
+                    message = f"The body is larger than {max_size} bytes"
+                    raise ApiError(413, message, "Request Entity Too Large")
+                chunks.append(chunk)
+                limit.reschedule(start + _PATIENCE + size / _LEAST_RATE)
+    except TimeoutError:
+        message = f"The body comes too slowly: {size} bytes were there in time"
+        raise ApiError(408, message, "Request Timeout") from None
     return b"".join(chunks)
 
 

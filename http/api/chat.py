@@ -38,25 +38,27 @@ async def chat_completions(request: Request) -> Response:
     service = models.for_text(body.model)
     chat = await prepared(service, body, new_id(request, "chatcmpl", body.request_id))
     if body.stream:
-        return await event_stream(request, chat_events(service, body, chat.job, chat.readers))
-    reply = _complete(service, body, chat.job, chat.readers)
+        return await event_stream(request, chat_events(service, chat.body, chat.job, chat.readers))
+    reply = _complete(service, chat.body, chat.job, chat.readers)
     return json_response(await while_connected(request.receive, reply))
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that can be generated, and what will read its answers."""
+    """A request that can be generated, the defaults filled in, and what will read its answers."""
 
+    body: ChatRequest
     job: Job
     readers: AnswerReaders
 
 
 async def prepared(service: Service, body: ChatRequest, reply_id: str) -> Prepared:
-    """Check a conversation and put it through the template.
+    """Fill in the defaults, check a conversation and put it through the template.
 
     Raises:
         InvalidRequest: anything in the request that cannot be carried out.
     """
+    body = service.defaults.fill(body)
     use = read_tools(body, automatic=service.answers.takes_tools)
     params = forced(_params(body, service.engine.default_sampling_params), use)
     hidden = use.choice == "none" and service.answers.hides_tools
@@ -68,7 +70,7 @@ async def prepared(service: Service, body: ChatRequest, reply_id: str) -> Prepar
     if params.structured_outputs is None and _has_hidden_marks(service, use):
         params = replace(params, skip_special_tokens=False)
     job = make_job(body, [prompt], params, id=reply_id, model=service.model_name)
-    return Prepared(job, readers)
+    return Prepared(body, job, readers)
 
 
 def _params(body: ChatRequest, defaults: SamplingParams) -> SamplingParams:
@@ -98,7 +100,8 @@ def _readers(service: Service, body: ChatRequest, use: ToolUse, prompt: list[int
     end = prompt_end(tokenizer, prompt) if answers.reasoning_parser else ""
     last = body.messages[-1].content
     said = last if body.continue_final_message and isinstance(last, str) else ""
-    return AnswerReaders(answers, use, end, said, body.include_reasoning is not False)
+    shows = body.include_reasoning is not False
+    return AnswerReaders(answers, use, end, said, shows, service.role)
 
 
 def _has_hidden_marks(service: Service, use: ToolUse) -> bool:

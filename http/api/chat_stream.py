@@ -77,7 +77,7 @@ class _Chunks:
     def _role(self, index: int, output: RequestOutput) -> bytes:
         wants_prompt = self.body.return_token_ids and not self.started
         self.started[index] = self.readers.new()
-        choice = ChunkChoice(index=index, delta=Delta(role="assistant", content=""))
+        choice = ChunkChoice(index=index, delta=Delta(role=self.readers.role, content=""))
         prompt = output.prompt_token_ids if wants_prompt else UNSET
         return self._chunk(choice, prompt_token_ids=prompt)
 

@@ -40,6 +40,7 @@ async def completions(request: Request) -> Response:
     models = models_of(request)
     body = await read_body(request, CompletionRequest, COMPLETION_NEUTRAL, models.max_body_size)
     service = models.for_text(body.model)
+    body = service.defaults.fill(body)
     engine = service.engine
     params = _params(body, engine.default_sampling_params)
     given = split(body.prompt, num_candidates(body))

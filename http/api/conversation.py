@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from paged.http.api.json_size import TooManyValues, check_num_values
 from paged.http.api.prompts import encode
 from paged.http.api.protocol import ChatRequest, ContentPart, Message, ToolCall
 from paged.http.engine import ChatMessage, Engine
@@ -167,6 +168,9 @@ def _call(call: ToolCall, where: str) -> dict[str, Any]:
 
 def _object(text: str, where: str) -> dict[str, Any]:
     try:
+        check_num_values(text.encode())
         return msgspec.json.decode(text, type=dict[str, Any])
+    except TooManyValues as error:
+        raise InvalidRequest(f"{where} is too much: {error}", where) from None
     except (msgspec.DecodeError, RecursionError):
         raise InvalidRequest(f"{where} must be a JSON object in a string", where) from None

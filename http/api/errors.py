@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from paged.http.paths import path_of
 from paged.runtime.errors import EngineDead, InvalidRequest, Unsupported
 
 logger = logging.getLogger(__name__)
@@ -126,4 +127,4 @@ async def handle_error(request: Request, error: Exception) -> Response:
     if isinstance(error, EngineDead | GenerationFailed):
         logger.error("%s %s: %s", request.method, request.url.path, error)
     headers = error.headers if isinstance(error, HTTPException) else None
-    return error_response(error, request.url.path, headers)
+    return error_response(error, path_of(request.scope), headers)

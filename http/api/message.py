@@ -38,6 +38,7 @@ class AnswerReaders:
         prompt_end: the end of the prompt's text, special tokens included.
         said: the message that the answers continue, if they do.
         include_reasoning: whether the client wants it.
+        role: that the answers carry.
     """
 
     format: AnswerFormat
@@ -45,6 +46,7 @@ class AnswerReaders:
     prompt_end: str
     said: str
     include_reasoning: bool
+    role: str = "assistant"
 
     def new(self) -> AnswerReader:
         parser = self.format.parser(self.use, self.prompt_end, self.said)
@@ -68,11 +70,12 @@ class AnswerReader:
         """A whole answer."""
         events = self.events(text, ended=True)
         if self._parser is None:
-            return AssistantMessage(content=text)
+            return AssistantMessage(content=text, role=self._request.role)
         content = "".join(event.text for event in events if isinstance(event, Content))
         thoughts = "".join(event.text for event in events if isinstance(event, Reasoning)) or UNSET
         return AssistantMessage(
             content=content or (None if events else ""),
+            role=self._request.role,
             reasoning=thoughts,
             reasoning_content=thoughts,
             tool_calls=self._calls(events),

@@ -21,7 +21,15 @@ from paged.http.api.anthropic.protocol import (
     TokenCount,
 )
 from paged.http.api.errors import AnthropicError, ErrorBody, is_anthropic
-from paged.http.api.pooling_protocol import EmbeddingRequest, PooledList
+from paged.http.api.pooling_protocol import (
+    Embedding,
+    EmbeddingRequest,
+    PooledList,
+    Ranking,
+    RerankRequest,
+    Score,
+    ScoreRequest,
+)
 from paged.http.api.protocol import (
     ChatCompletion,
     ChatRequest,
@@ -32,8 +40,15 @@ from paged.http.api.protocol import (
 )
 from paged.http.api.responses.protocol import DeletedResponse, ResponsesRequest
 from paged.http.api.responses.protocol import Response as ResponseReply
-from paged.http.api.tokens import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+from paged.http.api.tokens import (
+    Detokenized,
+    DetokenizeRequest,
+    Tokenized,
+    TokenizeRequest,
+    TokenizerInfo,
+)
 
+_SCORES, _RANKING = (ScoreRequest, PooledList[Score]), (RerankRequest, Ranking)
 _BODIES: dict[str, tuple[type[msgspec.Struct] | None, type[msgspec.Struct]]] = {
     "/v1/chat/completions": (ChatRequest, ChatCompletion),
     "/v1/completions": (CompletionRequest, Completion),
@@ -42,14 +57,18 @@ _BODIES: dict[str, tuple[type[msgspec.Struct] | None, type[msgspec.Struct]]] = {
     "/v1/responses/{response_id}/cancel": (None, ResponseReply),
     "/v1/messages": (MessagesRequest, MessageReply),
     "/v1/messages/count_tokens": (CountTokensRequest, TokenCount),
-    "/v1/embeddings": (EmbeddingRequest, PooledList),
+    "/v1/embeddings": (EmbeddingRequest, PooledList[Embedding]),
+    **dict.fromkeys(("/score", "/v1/score"), _SCORES),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), _RANKING),
     "/tokenize": (TokenizeRequest, Tokenized),
     "/detokenize": (DetokenizeRequest, Detokenized),
+    "/tokenizer_info": (None, TokenizerInfo),
     "/v1/models": (None, ModelList),
     "/v1/models/{name}": (None, ModelCard),
 }
 _DELETED = {"/v1/responses/{response_id}": DeletedResponse}
 _ERRORS = (ErrorBody, AnthropicError)
+_STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 _PAGE = """<!doctype html>
 <meta charset="utf-8"><title>Paged</title>
 <style>body {{ font: 16px sans-serif; margin: 2em auto; max-width: 50em }}
@@ -61,7 +80,8 @@ td {{ padding: .2em 1em .2em 0; vertical-align: top }} code {{ white-space: nowr
 
 async def openapi(request: Request) -> Response:
     """The description of this server's routes."""
-    return JSONResponse(describe(request.app.routes))
+    servers = [{"url": request.scope.get("root_path") or "/"}]
+    return JSONResponse({**describe(request.app.routes), "servers": servers})
 
 
 async def page(request: Request) -> Response:
@@ -79,14 +99,13 @@ def describe(routes: list[Route]) -> dict[str, Any]:
     kinds = {kind for pair in _BODIES.values() for kind in pair if kind is not None}
     kinds |= {*_ERRORS, *_DELETED.values()}
     where = "#/components/schemas/{name}"
-    ordered = sorted(kinds, key=lambda kind: kind.__name__)
+    ordered = sorted(kinds, key=str)
     refs, schemas = msgspec.json.schema_components(ordered, ref_template=where)
     refs_by_kind = dict(zip(ordered, refs, strict=True))
     paths: dict[str, Any] = {}
-    for route in routes:
+    for route in filter(lambda route: route.include_in_schema, routes):
         path = route.path.replace(":path}", "}")
-        operations = {verb: _operation(route, path, verb, refs_by_kind) for verb in _verbs(route)}
-        paths[path] = paths.get(path, {}) | operations
+        paths[path] = {verb: _operation(route, path, verb, refs_by_kind) for verb in _verbs(route)}
     info = {"title": "Paged", "version": paged.__version__}
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
 
@@ -101,14 +120,17 @@ def _operation(
     takes, gives = _BODIES.get(path, (None, None))
     if verb == "delete":
         gives = _DELETED[path]
+    endpoint = getattr(route.endpoint, verb, route.endpoint)
     error = AnthropicError if is_anthropic(path) else ErrorBody
     operation: dict[str, Any] = {
-        "summary": (inspect.getdoc(route.endpoint) or "").partition("\n")[0],
+        "summary": (inspect.getdoc(endpoint) or "").partition("\n")[0],
         "responses": {
             "200": {"description": "Success"} | (_json(refs[gives]) if gives else {}),
             "default": {"description": "An error"} | _json(refs[error]),
         },
     }
+    if path in _STREAMED:
+        operation["responses"]["200"]["content"]["text/event-stream"] = {}
     if takes:
         operation["requestBody"] = {"required": True} | _json(refs[takes])
     if names := re.findall(r"{(\w+)}", path):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from paged.http.api.answers import AnswerFormat
+from paged.http.api.defaults import RequestDefaults
 from paged.http.api.errors import ApiError
 from paged.http.api.protocol import now
 from paged.http.api.responses.store import ResponseStore
@@ -54,12 +55,16 @@ class Service(Served[Engine]):
         chat_template: in place of the tokenizer's own; None for that.
         trust_request_chat_template: whether requests may bring one of their own.
         answers: how the model's answers are read.
+        defaults: what requests leave open.
+        role: that chat replies carry.
         running: engine ids of the requests in flight.
     """
 
     chat_template: str | None = None
     trust_request_chat_template: bool = False
     answers: AnswerFormat = field(default_factory=AnswerFormat)
+    defaults: RequestDefaults = field(default_factory=RequestDefaults)
+    role: str = "assistant"
     running: set[str] = field(default_factory=set)
 
     @property

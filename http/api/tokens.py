@@ -63,19 +63,36 @@ class Detokenized(Struct, frozen=True, kw_only=True):
     prompt: str
 
 
+class TokenizerInfo(Struct, frozen=True, kw_only=True):
+    """Texts of special tokens, and the chat template; null for what the model has not."""
+
+    bos_token: str | None = None
+    eos_token: str | None = None
+    unk_token: str | None = None
+    pad_token: str | None = None
+    sep_token: str | None = None
+    cls_token: str | None = None
+    chat_template: str | None = None
+
+
 async def tokenize(request: Request) -> Response:
     """The token ids of a text or a conversation."""
     models = models_of(request)
     body = await read_body(request, TokenizeRequest, _NEUTRAL, models.max_body_size)
     service = models.named(body.model)
     tokens = await _tokens(service, body)
-    strings = [_text(_tokenizer(service), token) for token in tokens]
+    strings: list[str] | UnsetType = UNSET
+    if body.return_token_strs:
+        tokenizer = _tokenizer(service)
+        strings = await without_hurry(
+            len(tokens), lambda: [_text(tokenizer, token) for token in tokens]
+        )
     return json_response(
         Tokenized(
             count=len(tokens),
             max_model_len=service.engine.max_model_len,
             tokens=tokens,
-            token_strs=strings if body.return_token_strs else UNSET,
+            token_strs=strings,
         )
     )
 
@@ -121,7 +138,19 @@ async def _chat_tokens(
         tool_choice="none" if body.tools else None,
         **{name: getattr(body, name) for name in _OF_CHAT},
     )
-    return await chat_prompt(chat, service.engine, service.template_for(body.chat_template))
+    template = service.template_for(body.chat_template)
+    return await chat_prompt(service.defaults.fill(chat), service.engine, template)
+
+
+async def tokenizer_info(request: Request) -> Response:
+    """What clients must know to put prompts together themselves."""
+    service = models_of(request).named(request.query_params.get("model"))
+    tokenizer = _tokenizer(service)
+    served = service.chat_template if isinstance(service, Service) else None
+    names = TokenizerInfo.__struct_fields__
+    special = {name: text for name, text in tokenizer.special_tokens.items() if name in names}
+    template = served or tokenizer.chat_templates.get("default")
+    return json_response(TokenizerInfo(**special, chat_template=template))
 
 
 def _tokenizer(service: AnyService) -> Tokenizer:

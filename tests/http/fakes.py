@@ -17,6 +17,8 @@ import msgspec
 import uvicorn
 from starlette.applications import Starlette
 
+from paged.http.options import ServeOptions
+from paged.http.serve import server_config
 from paged.models.chat_template import ChatTemplateError
 from paged.runtime.beam_search import BeamSearchParams
 from paged.runtime.errors import EngineDead, InvalidRequest
@@ -38,6 +40,8 @@ class FakeTokenizer:
 
     def __init__(self) -> None:
         self.threads: list[int] = []
+        self.special_tokens = {"bos_token": "\0"}
+        self.chat_templates = {"default": "{{ messages }}"}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         self.threads.append(threading.get_ident())
@@ -257,7 +261,7 @@ def _extend(
 @contextlib.contextmanager
 def serving(app: Starlette) -> Iterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=2)
+    config = server_config(app, ServeOptions(shutdown_timeout=0))
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -16,11 +16,11 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class Server:
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], pattern: str) -> None:
         assert process.stdout
         self.process = process
         self.ready = process.stdout.readline()
-        [self.url] = re.findall(r"http://\S+/v1$", self.ready.strip())
+        [self.url] = re.findall(pattern, self.ready.strip())
 
     def stream(self) -> Iterator[str]:
         """Lines of an answer, as they come."""
@@ -39,8 +39,11 @@ class Server:
 
 
 @contextmanager
-def started(program: str, *argv: str) -> Iterator[Server]:
-    """The server that a program starts, in a process group of its own, as a shell would do it."""
+def started(program: str, *argv: str, pattern: str = r"https?://\S+/v1$") -> Iterator[Server]:
+    """The server that a program starts, in a process group of its own, as a shell would do it.
+
+    Its address is what the line that it prints when it is ready matches.
+    """
     with subprocess.Popen(
         [sys.executable, "-c", program, *argv],
         cwd=ROOT,
@@ -50,6 +53,6 @@ def started(program: str, *argv: str) -> Iterator[Server]:
         start_new_session=True,
     ) as process:
         try:
-            yield Server(process)
+            yield Server(process, pattern)
         finally:
             process.kill()

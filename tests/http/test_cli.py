@@ -9,7 +9,7 @@ import pytest
 
 import paged
 from paged.http.cli import main, parse
-from paged.http.options import ConvertOptions, ModelOptions, ServeOptions
+from paged.http.options import ALWAYS_ON, ConvertOptions, ModelOptions, ServeOptions
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError, EngineDead
@@ -82,6 +82,22 @@ def test_underscores_are_dashes() -> None:
 def test_booleans_have_a_negation() -> None:
     assert not engine_config("--no-enable-prefix-caching").enable_prefix_caching
     assert engine_config("--enable-prefix-caching").enable_prefix_caching
+
+
+def test_flags_in_json(capsys: Capture, tmp_path: Path) -> None:
+    flag = "--default-chat-template-kwargs"
+    file = tmp_path / "flags.yaml"
+    file.write_text("default_chat_template_kwargs: {style: [1, null]}")
+    for argv in ((f'{flag}={{"style": [1, null]}}',), ("--config", str(file))):
+        options = read_flags(ModelOptions, parse(["serve", *argv]))
+        assert options.default_chat_template_kwargs == {"style": [1, None]}
+    for text in ("{", "[]", "7", "[" * 100_000):
+        assert "must be a JSON object, got" in complaint(capsys, "serve", flag, text)
+
+
+def test_flags_for_what_is_always_on() -> None:
+    options = read_flags(ServeOptions, parse(["serve", *ALWAYS_ON]))
+    assert options == ServeOptions()
 
 
 def test_the_model_is_an_argument_or_a_flag() -> None:

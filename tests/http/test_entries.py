@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from paged.http import start as starting
+from paged.http.api.defaults import RequestDefaults
+from paged.http.api.service import Service
 from paged.http.cli import main, parse
 from paged.http.entries import Entry, read_entries
 from paged.http.options import ServeOptions
@@ -33,6 +35,8 @@ models:
     enable-prefix-caching: false
     chat-template: "{{ a }}"
     reasoning-parser: qwen3
+    response-role: model
+    default-chat-template-kwargs: {style: [1, null]}
   - model: org/embedder
     kv-cache-memory: 2M
 """
@@ -57,6 +61,9 @@ def test_each_has_flags_of_its_own_over_those_that_are_shared(path: Path) -> Non
     assert [each.config.max_num_seqs for each in (chat, embedder)] == [16, 4]
     assert [each.config.enable_prefix_caching for each in (chat, embedder)] == [False, True]
     assert {(each.config.seed, each.config.dtype) for each in (chat, embedder)} == {(3, "float32")}
+    assert (chat.role, embedder.role) == ("model", "assistant")
+    assert chat.defaults == RequestDefaults(chat_template_kwargs={"style": [1, None]})
+    assert embedder.defaults == RequestDefaults()
     assert (chat.chat_template, embedder.chat_template) == ("{{ a }}", None)
     assert (chat.answers.reasoning_parser, embedder.answers.reasoning_parser) == ("qwen3", None)
     args = parse(["serve", "--config", str(path), "--port=9001"])
@@ -95,7 +102,7 @@ def test_what_is_no_list_of_flags(path: Path, models: str) -> None:
 
 
 def test_flags_of_the_server_are_not_those_of_a_model(path: Path) -> None:
-    for flag in ("port: 3", "api-key: k", "no-engine-process: true"):
+    for flag in ("port: 3", "api-key: k", "root-path: /a", "no-engine-process: true"):
         with pytest.raises(ConfigError, match=r"is of the whole server, not of models\[1\]"):
             entries(path, f"models:\n  - {{model: a}}\n  - {{{flag}}}\n")
 
@@ -156,4 +163,7 @@ def test_each_engine_gets_its_share_and_a_process(
     monkeypatch.setattr(PoolingEngine, "from_config", start)
     with starting.running(entries(path, TWO), ServeOptions()) as services:
         assert [service.model_name for service in services] == ["chat", "org/embedder"]
+        assert [service.role for service in services if isinstance(service, Service)] == [
+            *("model", "assistant")
+        ]
     assert asked == [("org/chat", 0.6, True), ("org/embedder", 0.25, True)]

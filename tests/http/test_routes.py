@@ -2,13 +2,16 @@
 
 from typing import Any
 
+import httpx2
 import pytest
 from starlette.testclient import TestClient
 
 import paged
 from paged.http.app import create_app
+from tests.http.api.test_disconnect import wait_for
 from tests.http.fakes import FakeEngine
 
+SLOW = {"prompt": "a", "max_tokens": 60, "stream": True}
 KEYS = ["first-key", "clé"]
 
 
@@ -23,6 +26,42 @@ def test_health_follows_the_engine(client: TestClient, engine: FakeEngine) -> No
 
 def test_version(client: TestClient) -> None:
     assert client.get("/version").json() == {"version": paged.__version__}
+
+
+def test_load_counts_what_is_being_answered(
+    client: TestClient, url: str, engine: FakeEngine
+) -> None:
+    engine.answer, engine.pause = "x" * 60, 0.05
+
+    def load() -> int:
+        return httpx2.get(f"{url}/load").json()["server_load"]
+
+    assert client.get("/load").json() == {"server_load": 0}
+    assert load() == 0
+    with httpx2.stream("POST", f"{url}/v1/completions", json=SLOW) as reply:
+        lines = reply.iter_lines()
+        next(lines)
+        assert load() == 1
+    wait_for(lambda: load() == 0)
+
+
+def test_the_tokenizer_is_told_where_that_is_wanted(client: TestClient, engine: FakeEngine) -> None:
+    assert client.get("/tokenizer_info").status_code == 404
+    told = TestClient(create_app(engine, ["tiny"], tells_tokenizer=True)).get("/tokenizer_info")
+    assert told.json()["bos_token"] == "\0"
+    assert told.json()["eos_token"] is None
+    assert told.json()["chat_template"] == "{{ messages }}"
+    app = create_app(engine, ["tiny"], tells_tokenizer=True, chat_template="{{ mine }}")
+    assert TestClient(app).get("/tokenizer_info").json()["chat_template"] == "{{ mine }}"
+
+
+def test_errors_under_a_path_are_those_of_the_route(engine: FakeEngine) -> None:
+    for keys in ([], KEYS):
+        app = create_app(engine, ["tiny"], api_keys=keys)
+        reply = TestClient(app, root_path="/a").post("/a/v1/messages", json={})
+        assert reply.json()["type"] == "error"
+        reply = TestClient(app, root_path="/a").post("/a/v1/responses", json={})
+        assert reply.json()["error"]["code"] == reply.status_code
 
 
 @pytest.fixture

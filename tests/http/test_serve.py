@@ -12,7 +12,8 @@ import httpx2
 import pytest
 
 from paged.http.cli import main
-from paged.http.serve import _bind, _who_else
+from paged.http.listener import bound, where
+from paged.http.options import ServeOptions
 from tests.http.servers import ROOT, Server, started
 
 # The real command line and server around the fake engine: two seconds of answer.
@@ -53,8 +54,9 @@ def test_it_says_where_it_is_and_what_it_serves() -> None:
     ],
 )
 def test_it_says_who_else_can_reach_it(host: str, has_keys: bool, remark: str) -> None:
-    with _bind(host, 0) as listener:
-        assert _who_else(listener, has_keys=has_keys) == remark
+    options = ServeOptions(host=host, port=0, api_key=("k",) if has_keys else ())
+    with bound(options) as listener:
+        assert where(listener, options).endswith(f"/v1{remark}")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

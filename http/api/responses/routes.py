@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from msgspec import structs
+from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
@@ -53,19 +54,22 @@ async def create_response(request: Request) -> HttpResponse:
         return json_response(await while_connected(request.receive, answer.finish()))
 
 
-async def retrieve_response(request: Request) -> HttpResponse:
-    """A stored response as it is now."""
-    if request.query_params.get("stream") == "true":
-        raise Unsupported("stream is not supported for a response that is there already", "stream")
-    stored = models_of(request).responses.get(request.path_params["response_id"])
-    return json_response(stored.response)
+class StoredResponse(HTTPEndpoint):
+    """What can be done with a response that is there; one route, so that `Allow` names both."""
 
+    async def get(self, request: Request) -> HttpResponse:
+        """A stored response as it is now."""
+        if request.query_params.get("stream") == "true":
+            message = "stream is not supported for a response that is there already"
+            raise Unsupported(message, "stream")
+        stored = models_of(request).responses.get(request.path_params["response_id"])
+        return json_response(stored.response)
 
-async def delete_response(request: Request) -> HttpResponse:
-    """Forget a stored response."""
-    response_id = request.path_params["response_id"]
-    models_of(request).responses.delete(response_id)
-    return json_response(DeletedResponse(response_id))
+    async def delete(self, request: Request) -> HttpResponse:
+        """Forget a stored response."""
+        response_id = request.path_params["response_id"]
+        models_of(request).responses.delete(response_id)
+        return json_response(DeletedResponse(response_id))
 
 
 async def cancel_response(request: Request) -> HttpResponse:

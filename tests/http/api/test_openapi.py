@@ -5,6 +5,8 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from paged.http.api.protocol import ChatRequest
+from paged.http.app import create_app
+from tests.runtime.pooling.pooling_fakes import pooling_engine
 
 
 def described(client: TestClient) -> dict[str, Any]:
@@ -16,10 +18,31 @@ def test_every_route_is_described(client: TestClient) -> None:
     paths = description["paths"]
     assert {"/v1/completions", "/v1/chat/completions", "/health", "/v1/models/{name}"} <= {*paths}
     assert {"/v1/responses", "/v1/messages", "/v1/messages/count_tokens"} <= {*paths}
-    assert [*paths["/v1/responses/{response_id}"]] == ["get", "delete"]
+    stored = paths["/v1/responses/{response_id}"]
+    assert {verb: each["summary"] for verb, each in stored.items()} == {
+        "delete": "Forget a stored response.",
+        "get": "A stored response as it is now.",
+    }
     assert all(each["summary"] for verbs in paths.values() for each in verbs.values())
     fields = description["components"]["schemas"]["ChatRequest"]["properties"]
     assert [*fields] == [*ChatRequest.__struct_fields__]
+
+
+def test_streams_are_described(client: TestClient) -> None:
+    paths = described(client)["paths"]
+    streams = [path for path in paths if "text/event-stream" in str(paths[path])]
+    assert {*streams} == {
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+    }
+
+
+def test_what_no_model_can_do_is_not_described(client: TestClient) -> None:
+    assert not {"/v1/embeddings", "/score", "/rerank"} & {*described(client)["paths"]}
+    engine = pooling_engine()
+    paths = described(TestClient(create_app(engine, ["tiny"])))["paths"]
+    engine.shutdown()
+    assert {"/v1/embeddings", "/score", "/rerank", "/invocations"} <= {*paths}
+    assert not any("responses" in path or "messages" in path for path in paths)
 
 
 def references(value: Any) -> set[str]:

@@ -39,10 +39,11 @@ def engines() -> Iterator[list[Any]]:
 def client(engines: list[Any]) -> TestClient:
     names = [("vectors",), ("first", "alias"), ("org/second",)]
     services = [
-        create_service(engine, each, number, answers=AnswerFormat())
+        create_service(engine, each, number, answers=AnswerFormat(), response_role=each[0])
         for number, (engine, each) in enumerate(zip(engines, names, strict=True))
     ]
-    return TestClient(create_server(services, max_body_size=200), raise_server_exceptions=False)
+    server = create_server(services, max_body_size=200, tells_tokenizer=True)
+    return TestClient(server, raise_server_exceptions=False)
 
 
 def post(client: TestClient, path: str, **body: Any) -> Any:
@@ -96,6 +97,30 @@ def test_names_that_are_not_there(client: TestClient, path: str) -> None:
     code, message = refused(client, path, model="gpt-5")
     assert code == 404
     assert message.endswith("server has `vectors`, `first`, `alias`, `org/second`")
+
+
+def test_invocations_reach_the_model_that_is_named(client: TestClient) -> None:
+    for model, texts in (("first", "one"), ("org/second", "two!")):
+        for body in ({"prompt": "a"}, POSTS["/v1/chat/completions"]):
+            [choice] = post(client, "/invocations", model=model, **body)["choices"]
+            said = choice["message"]["content"] if "message" in choice else choice["text"]
+            assert said == texts
+    assert post(client, "/invocations", input="a", model="vectors")["model"] == "vectors"
+    assert post(client, "/invocations", query="a", documents=["b"])["model"] == "vectors"
+    reply = client.post("/invocations", json={"input": "a", "model": "first"})
+    assert "for embeddings and scores start one" in reply.json()["error"]["message"]
+
+
+def test_replies_carry_the_role_of_their_model(client: TestClient) -> None:
+    for model in ("first", "org/second"):
+        [choice] = post(client, "/v1/chat/completions", model=model)["choices"]
+        assert choice["message"]["role"] == model
+
+
+def test_the_tokenizer_told_is_that_of_the_model(client: TestClient) -> None:
+    assert client.get("/tokenizer_info?model=first").json()["bos_token"] == "\0"
+    assert client.get("/tokenizer_info").json()["bos_token"] != "\0"
+    assert client.get("/tokenizer_info?model=nosuch").status_code == 404
 
 
 def test_the_wrong_kind_of_model(client: TestClient) -> None:

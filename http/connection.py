@@ -1,0 +1,90 @@
+"""What a connection may take of the server before there is a request: so much memory, so long."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio.events import TimerHandle
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from paged.http.api.errors import ApiError, error_response
+
+MAX_HEAD_SIZE = 64 * 1024
+"""Bytes of a request's first line and headers. What comes in one piece with them may be more."""
+
+HEAD_TIMEOUT = 60.0
+"""Seconds until they must be there."""
+
+REST_TIMEOUT = 30.0
+"""Seconds that are listened on to a request that has been answered before its end."""
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's, which waits for ever and keeps whatever comes."""
+
+    def __init__(self, *args: Any, **how: Any) -> None:
+        super().__init__(*args, **how)
+        self._in_head = True  # and not in a body
+        self._size = 0  # bytes since it began, but for those of the piece in which it did
+        self._timer: TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait(HEAD_TIMEOUT)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._size += len(data)
+        super().data_received(data)
+        if self._in_head and self._size > MAX_HEAD_SIZE:
+            message = f"A request's headers may have {MAX_HEAD_SIZE} bytes"
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._wait(HEAD_TIMEOUT)
+
+    def on_headers_complete(self) -> None:
+        self._stop_waiting()
+        self._in_head, self._size = False, 0
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._stop_waiting()
+        self._in_head, self._size = True, 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._in_head and not self.transport.is_closing():
+            self._wait(REST_TIMEOUT)
+
+    def _wait(self, seconds: float) -> None:
+        self._stop_waiting()
+        self._timer = self.loop.call_later(seconds, self._out_of_time)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _out_of_time(self) -> None:
+        message = f"A request's headers must be there within {HEAD_TIMEOUT:g} s"
+        self._refuse(HTTPStatus.REQUEST_TIMEOUT, message)
+
+    def _refuse(self, status: HTTPStatus, message: str) -> None:
+        """Say why, unless something else is being said, and hang up."""
+        if self.transport.is_closing():
+            return
+        nothing_said = self.cycle is None or self.cycle.response_complete
+        if self._in_head and self._size and nothing_said:
+            reply = error_response(ApiError(status, message, status.phrase), path="")
+            lines = [f"HTTP/1.1 {status.value} {status.phrase}".encode(), b"connection: close"]
+            lines += [name + b": " + value for name, value in reply.raw_headers]
+            self.transport.write(b"\r\n".join([*lines, b"", bytes(reply.body)]))
+        self.transport.close()

@@ -1,0 +1,300 @@
+"""Bytes that are no proper request: refused, or waited for with an end, and nobody else notices."""
+
+import contextlib
+import gzip
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+
+from paged.http import connection
+from paged.http.api import body
+from tests.http.api.test_disconnect import wait_for
+from tests.http.fakes import FakeEngine
+
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+BODY = b'{"prompt": "a"}'
+WHOLE = POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+LAST = b"GET /version HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+GET = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n"
+
+
+def connect(url: str) -> socket.socket:
+    address = urlsplit(url)
+    assert address.hostname
+    return socket.create_connection((address.hostname, address.port), timeout=20)
+
+
+def everything(client: socket.socket) -> bytes:
+    """What comes until the server hangs up."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := client.recv(2**16):
+            received += data
+    return received
+
+
+def answers(url: str, *pieces: bytes) -> bytes:
+    """What the server says to some bytes, and to a last request if it still listens."""
+    with connect(url) as client:
+        with contextlib.suppress(OSError):
+            for piece in (*pieces, LAST):
+                client.sendall(piece)
+        received = everything(client)
+    heard, _, reply = received.rpartition(b"HTTP/1.1 ")
+    return heard if b'{"version"' in reply else received
+
+
+def statuses(received: bytes) -> list[int]:
+    return [int(head[:3]) for head in received.split(b"HTTP/1.1 ")[1:]]
+
+
+@pytest.fixture(autouse=True)
+def still_serving(url: str) -> Iterator[None]:
+    """Whatever was sent, the next client gets its answer."""
+    yield
+    reply = httpx2.post(f"{url}/v1/completions", json={"prompt": "a"}, timeout=5)
+    assert reply.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"\x00" * 1000,
+        b"hello\r\n\r\n",
+        b"GET /health HTTP/9.9\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nHost: a\x00b\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nX-Request-Id: a\x01b\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\n: a\r\n\r\n",
+        b"CONNECT a:80 HTTP/1.1\r\n\r\n",
+        b"OPTIONS * HTTP/1.1\r\n\r\n",
+        POST + b"Content-Length: -1\r\n\r\n",
+        POST + b"Content-Length: 1e3\r\n\r\n",
+        POST + b"Content-Length: 99999999999999999999999\r\n\r\n",
+        POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n12345",
+        POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n12345",
+        POST + b"Transfer-Encoding: chunked\r\n\r\nnot hex\r\n",
+        POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 20 + b"\r\n",
+    ],
+)
+def test_no_http(url: str, sent: bytes) -> None:
+    assert statuses(answers(url, sent))[:1] in ([400], [404])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"/%",
+        b"/%zz",
+        b"/%00",
+        b"/%ff%fe",
+        b"/v1/models/%2e%2e",
+        b"/" + b"a" * 60_000,
+        b"//",
+        b"/?\\",
+    ],
+)
+def test_odd_paths(url: str, path: bytes) -> None:
+    received = answers(url, b"GET " + path + b" HTTP/1.1\r\n\r\n")
+    assert statuses(received) == [404]
+
+
+@pytest.mark.parametrize("value", [b"\xff\xfe", "clé".encode(), b"a\tb", b"", b"x" * 60_000])
+def test_odd_header_values(url: str, value: bytes) -> None:
+    names = (b"X-Request-Id", b"Authorization", b"Origin", b"Accept", b"Content-Type", b"Upgrade")
+    head = b"".join(b"%b: %b\r\n" % (name, value) for name in names if len(value) < 99)
+    received = answers(url, GET + head + b"X-Request-Id: " + value + b"\r\n\r\n")
+    assert statuses(received) == [200]
+
+
+@pytest.mark.parametrize("encoding", [b"gzip", b"br", b"deflate, gzip"])
+def test_packed_bodies(url: str, encoding: bytes) -> None:
+    packed = gzip.compress(BODY)
+    head = b"Content-Encoding: %b\r\nContent-Length: %d\r\n\r\n" % (encoding, len(packed))
+    received = answers(url, POST + head + packed)
+    assert statuses(received) == [415]
+    assert b"without a Content-Encoding" in received
+
+
+def test_bodies_in_pieces(url: str) -> None:
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY)
+    received = answers(url, POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
+    assert statuses(received) == [200]
+
+
+def test_requests_in_a_row(url: str) -> None:
+    received = answers(url, WHOLE * 50)
+    assert statuses(received) == [200] * 50
+    received = answers(url, WHOLE, b"x" * 5000)
+    assert statuses(received)[-1] == 400
+
+
+def test_a_request_behind_a_stream(url: str, engine: FakeEngine) -> None:
+    engine.pause = 0.02
+    asked = b'{"prompt": "a", "stream": true}'
+    stream = POST + b"Content-Length: %d\r\n\r\n" % len(asked) + asked
+    received = answers(url, stream + WHOLE)
+    assert statuses(received) == [200, 200]
+    assert received.index(b"[DONE]") < received.rindex(b"text_completion")
+
+
+@pytest.mark.parametrize("flood", [b"X-A: b\r\n", b"X: " + b"y" * 5000 + b"\r\n", b"z" * 5000])
+def test_headers_without_end(url: str, flood: bytes) -> None:
+    with connect(url) as client:
+        client.sendall(GET)
+        sent = 0
+        try:
+            while sent < 50 * connection.MAX_HEAD_SIZE:
+                client.sendall(flood)
+                sent += len(flood)
+        except OSError:
+            pass
+        assert sent < 50 * connection.MAX_HEAD_SIZE
+        assert statuses(everything(client)) in ([431], [])
+
+
+def test_long_headers_are_told_so(url: str) -> None:
+    received = answers(url, GET + b"X: " + b"y" * (2 * connection.MAX_HEAD_SIZE))
+    assert statuses(received) == [431]
+    assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"] == 431
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT", 0.5)
+    monkeypatch.setattr(connection, "REST_TIMEOUT", 0.5)
+    monkeypatch.setattr(body, "_PATIENCE", 0.5)
+
+
+def drip(client: socket.socket, sent: bytes) -> float:
+    """Send a byte at a time, up to where the server hangs up; seconds that it took."""
+    start = time.monotonic()
+    try:
+        for byte in sent:
+            client.sendall(bytes([byte]))
+            time.sleep(0.05)
+    except OSError:
+        pass
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize(
+    ("begin", "rest", "status"),
+    [
+        (b"", b"", None),
+        (b"", GET + b"X: " + b"y" * 1000, 408),
+        (WHOLE, GET + b"X: " + b"y" * 1000, 408),
+        (POST + b"Content-Length: 1000\r\n\r\n", b" " * 1000, 408),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n" * 1000, 408),
+        (POST + b"Content-Length: 1000\r\n\r\n", b"", 408),
+    ],
+)
+@pytest.mark.usefixtures("impatient")
+def test_slow_clients_are_cut_off(url: str, begin: bytes, rest: bytes, status: int | None) -> None:
+    with connect(url) as client:
+        client.sendall(begin)
+        took = drip(client, rest)
+        received = everything(client)
+    assert took < 5
+    assert statuses(received)[-1:] == ([] if status is None else [status])
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_slow_upload_that_is_fast_enough(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "_LEAST_RATE", 10)
+    with connect(url) as client:
+        client.sendall(POST + b"Connection: close\r\nContent-Length: 15\r\n\r\n")
+        assert drip(client, BODY) > 0.5
+        assert statuses(everything(client)) == [200]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_body_without_end(url: str) -> None:
+    """It is answered as soon as it is too large, and then not listened to for ever."""
+    piece = b"10000\r\n" + b" " * 2**16 + b"\r\n"
+    start = time.monotonic()
+    with connect(url) as client:
+        client.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n")
+        sent = 0
+        try:
+            while time.monotonic() - start < 10:
+                client.sendall(piece)
+                sent += len(piece)
+        except OSError:
+            pass
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.usefixtures("impatient")
+def test_answers_may_take_longer_than_that(url: str, engine: FakeEngine) -> None:
+    engine.answer, engine.pause = "x" * 20, 0.05
+    assert httpx2.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 200
+
+
+def test_many_idle_connections(url: str) -> None:
+    clients = [connect(url) for _ in range(200)]
+    for client in clients[::2]:
+        client.sendall(b"GET /v1/mod")
+    try:
+        assert httpx2.get(f"{url}/health").status_code == 200
+    finally:
+        for client in clients:
+            client.close()
+
+
+class Stream(threading.Thread):
+    """A client's stream; `gap` is the longest time between two of its tokens."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self.url, self.gap, self.ended = url, 0.0, False
+
+    def run(self) -> None:
+        asked: dict[str, Any] = {"prompt": "a", "stream": True, "max_tokens": 10**5}
+        last = None
+        with httpx2.stream("POST", f"{self.url}/v1/completions", json=asked, timeout=30) as reply:
+            for _ in reply.iter_lines():
+                now = time.monotonic()
+                self.gap = max(self.gap, now - (last or now))
+                last = now
+                if self.ended:
+                    break
+
+
+SIZE = 30 * 2**20
+MANY = {
+    "lists": b"[],",
+    "numbers": b"1,",
+    "quotes": b'"\\"\\\\",',
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_bodies_of_millions_of_values_hold_up_nobody(
+    url: str, engine: FakeEngine, kind: str
+) -> None:
+    engine.answer, engine.max_model_len, engine.pause = "x" * 10**5, 2 * 10**5, 0.02
+    stream = Stream(url)
+    stream.start()
+    wait_for(lambda: engine.num_tokens > 3)
+    try:
+        for field in (b"prompt", b"unknown", b"stop"):
+            value = (MANY[kind] * (SIZE // len(MANY[kind])))[:-1]
+            asked = b'{"prompt": "a", "%b": [%b]}' % (field, value)
+            headers = {"Content-Type": "application/json"}
+            reply = httpx2.post(f"{url}/v1/completions", content=asked, headers=headers, timeout=60)
+            assert reply.status_code == 413
+    finally:
+        stream.ended = True
+        stream.join()
+        engine.answer, engine.max_model_len, engine.pause = "Hello!", 64, 0
+    assert stream.gap < 2
