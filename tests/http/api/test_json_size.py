@@ -81,6 +81,15 @@ def test_much(text: bytes) -> None:
     check_num_values(text)
 
 
+def test_no_route_reads_too_much(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    posts = [path for path, verbs in paths.items() if "requestBody" in verbs.get("post", {})]
+    assert {"/v1/completions", "/v1/responses", "/v1/messages", "/tokenize"} <= {*posts}
+    body, headers = b"[" * (MAX_STRUCTURE * 3), {"Content-Type": "application/json"}
+    for path in [*posts, "/invocations"]:
+        assert client.post(path, content=body, headers=headers).status_code == 413
+
+
 def test_arguments_are_counted_too(client: TestClient) -> None:
     """They are JSON in a text, in which the body's own values do not count."""
     arguments = '{"a": [' + "[]," * MAX_STRUCTURE + "1]}"
