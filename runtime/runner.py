@@ -15,6 +15,7 @@ from paged.cache import PagedKVCache
 from paged.models.layers import DecoderParams
 from paged.runtime.batch import SlotSampling, pack, pack_updates
 from paged.runtime.buckets import Bucket
+from paged.runtime.compiler import Compiler
 from paged.runtime.plan import PageCopy, Row, StepPlan
 from paged.runtime.programs import Programs
 from paged.runtime.sampler import EVERY_TOKEN, SamplingMode, TokenLogprobs
@@ -133,12 +134,14 @@ class InFlight:
 class StepRunner:
     """Owns everything on the device; every call enqueues work and returns."""
 
-    def __init__(self, shapes: StepShapes, params: DecoderParams, *, progress: bool) -> None:
+    def __init__(
+        self, shapes: StepShapes, params: DecoderParams, compiler: Compiler, *, progress: bool
+    ) -> None:
         """Compile every program, then take the memory of pages and slots."""
         self.shapes = shapes
         self._params = params
         self._head = params.without_layers
-        self._programs = Programs(shapes, params, show_progress=progress)
+        self._programs = Programs(shapes, params, compiler, show_progress=progress)
         self._cache = PagedKVCache.zeros(shapes.cache)
         self._slots = shapes.slot_state()
         self._sampler = shapes.sampler_state()

@@ -21,10 +21,12 @@ from paged.models.registry import get_family
 from paged.models.weights import for_device, param_bytes, param_shapes
 from paged.runtime.backend import choose_backend, slower_paths
 from paged.runtime.buckets import FEWEST_ROWS_ON_GPU, Buckets
+from paged.runtime.compiler import Compiler
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
 from paged.runtime.device_probe import MEMORY_FRACTIONS
 from paged.runtime.errors import ConfigError
+from paged.runtime.lowering import processes_for
 from paged.runtime.memory import (
     MemoryPlan,
     available_memory,
@@ -81,17 +83,20 @@ def prepare(
     """
     use_compile_cache(config.compile_cache_dir)
     device = claim_device(config)
-    shapes, dtype, memory = _divide_memory(config, source.config, device, progress=progress)
-    logger.info("%s", memory.report())
-    if device.platform == "cpu":
-        check_host_memory(memory, available_memory())
-    if slower := slower_paths(shapes, dtype, device):
-        logger.warning("Not the fastest way of %s: %s", device.device_kind, "; ".join(slower))
-    with timed(f"Loaded {source.name}"):
-        params = source.load(dtype, seed=config.seed, progress=progress)
-        params = for_device(params, device)
-        jax.block_until_ready(params)
-    runner = StepRunner(shapes, params, progress=progress)
+    with Compiler(processes_for(device)) as compiler:
+        shapes, dtype, memory = _divide_memory(
+            config, source.config, device, compiler, progress=progress
+        )
+        logger.info("%s", memory.report())
+        if device.platform == "cpu":
+            check_host_memory(memory, available_memory())
+        if slower := slower_paths(shapes, dtype, device):
+            logger.warning("Not the fastest way of %s: %s", device.device_kind, "; ".join(slower))
+        with timed(f"Loaded {source.name}"):
+            params = source.load(dtype, seed=config.seed, progress=progress)
+            params = for_device(params, device)
+            jax.block_until_ready(params)
+        runner = StepRunner(shapes, params, compiler, progress=progress)
     return runner, _scheduling(config, shapes), memory
 
 
@@ -157,7 +162,12 @@ def _check_limits(config: EngineConfig, limits: StepLimits, max_model_len: int) 
 
 
 def _divide_memory(
-    config: EngineConfig, model: ModelConfig, device: jax.Device, *, progress: bool = False
+    config: EngineConfig,
+    model: ModelConfig,
+    device: jax.Device,
+    compiler: Compiler,
+    *,
+    progress: bool = False,
 ) -> tuple[StepShapes, jnp.dtype, MemoryPlan]:
     """Give what weights, state and steps leave to pages, and settle every shape."""
     budget = None if device.platform == "cpu" else free_memory(device)
@@ -173,7 +183,7 @@ def _divide_memory(
         steps, kv_bytes = 0, config.kv_cache_memory_bytes or _CPU_KV_MEMORY
     else:
         params = for_device(param_shapes(specs, dtype), device)
-        steps = step_memory(shapes, params) + _DEVICE_RESERVE
+        steps = step_memory(shapes, params, compiler) + _DEVICE_RESERVE
         kv_bytes = page_memory(budget, weights, state, steps)
     from_share = budget is not None and config.kv_cache_memory_bytes is None
     length = _fitting_length(config, shapes, kv_bytes, from_share=from_share)
