@@ -17,6 +17,7 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 from paged.models.tokenizer import Tokenizer
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.grammar_vocabulary import special_vocabulary
+from paged.runtime.json_schemas import with_real_dates
 from paged.runtime.structured_outputs import StructuredOutputsParams
 
 MAX_GRAMMAR_LENGTH = 128 * 1024
@@ -94,6 +95,8 @@ def _convert(kind: str, text: str, whitespace: str | None) -> str:
     options: Any = {"whitespace_flexible": whitespace is not None}
     if whitespace is not None:
         options["whitespace_pattern"] = whitespace
+    if '"date' in text:
+        text = json.dumps(with_real_dates(json.loads(text)))
     return LLMatcher.grammar_from_json_schema(text, overrides=options)
 
 
