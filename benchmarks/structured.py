@@ -115,9 +115,11 @@ async def send_all(url: str, asks: Sequence[Ask], concurrency: int) -> list[Repl
 
 def read_reply(body: bytes, ask: Ask) -> Reply:
     """A whole reply, or all chunks of a stream."""
-    chunks = [json.loads(each) for each in _payloads(body)] if ask.fields["stream"] else [
-        json.loads(body)
-    ]
+    chunks = (
+        [json.loads(each) for each in _payloads(body)]
+        if ask.fields["stream"]
+        else [json.loads(body)]
+    )
     reply = Reply([""] * ask.fields["n"], [None] * ask.fields["n"], 0)
     for chunk in chunks:
         if "error" in chunk:

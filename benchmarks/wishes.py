@@ -103,7 +103,10 @@ SCHEMAS: dict[str, Schema] = {
         "$ref": "#/definitions/node",
         "definitions": {
             "node": record(
-                {"value": FLAG, "next": {"anyOf": [{"type": "null"}, {"$ref": "#/definitions/node"}]}}
+                {
+                    "value": FLAG,
+                    "next": {"anyOf": [{"type": "null"}, {"$ref": "#/definitions/node"}]},
+                }
             )
         },
     },
@@ -156,7 +159,7 @@ SCHEMAS: dict[str, Schema] = {
         }
     ),
     "any of": {"anyOf": [DIGIT, NAME, array(DIGIT, 2), record({"it": {"type": "null"}})]},
-    "const": record({"version": {"const": {"a": [1, "b", None]}}, "tag": {"const": "x\n\"y\""}}),
+    "const": record({"version": {"const": {"a": [1, "b", None]}}, "tag": {"const": 'x\n"y"'}}),
     "unicode": record({"größe": DIGIT, "名前": {"enum": ["猫", "犬"]}, "😀": FLAG, 'a"b': FLAG}),
     "additional": {
         "type": "object",
