@@ -76,6 +76,8 @@ async def _only(search: Awaitable[RequestOutput]) -> AsyncGenerator[RequestOutpu
 
 def _check(output: RequestOutput) -> None:
     for sequence in output.outputs:
+        if sequence.impossible:
+            raise InvalidRequest(str(sequence.error), "structured_outputs")
         if sequence.finish_reason == "error":
             raise GenerationFailed(f"{output.request_id}: {sequence.error}")
 

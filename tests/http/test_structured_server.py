@@ -180,3 +180,14 @@ def test_errors_name_the_field(
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["param"] == field
     assert reply.json()["error"]["message"].startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_form_that_other_fields_make_impossible(engine: AsyncEngine, stream: bool) -> None:
+    body = {"prompt": "a", "guided_choice": ["yes"], "bad_words": ["es"], "stream": stream}
+    with TestClient(create_app(engine, ["tiny"])) as client:
+        reply = client.post("/v1/completions", json=body)
+        assert reply.status_code == (200 if stream else 400)
+        assert "guided_choice: no token is left" in reply.text
+        reply = client.post("/v1/completions", json=body | {"bad_words": ["et"]})
+    assert reply.status_code == 200

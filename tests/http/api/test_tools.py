@@ -331,7 +331,8 @@ def test_reasoning_comes_before_a_forced_call(sdk: OpenAI, engine: FakeEngine, c
     call = f'[{{"name": "weather", "parameters": {arguments}}}]'
     engine.answer = f"<think>Hm.</think>\n\n{call if choice == 'required' else arguments}"
     message = ask(sdk, tool_choice=choice).choices[0].message
-    [made] = message.tool_calls or ()
+    assert message.tool_calls is not None
+    [made] = message.tool_calls
     assert made.type == "function"
     assert made.function.arguments == arguments
     assert (message.model_extra or {})["reasoning"] == "Hm."
