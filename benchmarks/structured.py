@@ -4,10 +4,11 @@
 
 The forms are those of `wishes.py`, in every way that a request can ask for them: chats and
 completions, streamed and whole, one answer and several, at temperature 1, one in ten with too few
-tokens to end. Whatever ended of itself must have its form; what was cut is counted. The same load
-is then sent without forms, each answer as long as the one that had its form, to tell what the forms
-cost. Flags that are not listed by --help go to the server, as the model does; without any it is the
-demo model. The exit status is 1 if an answer is not what was asked for.
+tokens to end. Whatever ended of itself must have its form; what was cut is counted. The first
+requests are then sent again, with forms and without in turns, the free answers as long as those
+that had a form, to tell what the forms cost. Flags that are not listed by --help go to the server,
+as the model does; without any it is the demo model. The exit status is 1 if an answer is not what
+was asked for.
 """
 
 from __future__ import annotations
@@ -173,30 +174,35 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument("--compare", type=int, default=58, help="requests to be sent again")
     args, flags = parser.parse_known_args()
     asks = requests(args.requests)
     with server(flags) as url:
         asyncio.run(send_all(url, asks[: len(WISHES)], args.concurrency))  # compiles the grammars
-        started = time.perf_counter()
-        replies = asyncio.run(send_all(url, asks, args.concurrency))
-        _tell("with forms", replies, time.perf_counter() - started)
-        free = [set_free(*pair) for pair in zip(asks, replies, strict=True)]
-        started = time.perf_counter()
-        others = asyncio.run(send_all(url, free, args.concurrency))
-        _tell("without", others, time.perf_counter() - started)
-    ends, wrong = judge(asks, replies)
-    print(f"sequences by their end: {dict(ends)}; not what was asked for: {len(wrong)}")
-    print(*wrong[:20], sep="\n")
+        replies = _timed("all, with forms", url, asks, args.concurrency)
+        ends, wrong = judge(asks, replies)
+        print(f"sequences by their end: {dict(ends)}; not what was asked for: {len(wrong)}")
+        print(*wrong[:20], sep="\n", flush=True)
+        some = list(zip(asks, replies, strict=True))[: args.compare]
+        for _ in range(2 if some else 0):
+            _timed("some, with forms", url, [ask for ask, _ in some], args.concurrency)
+            free = [set_free(*pair) for pair in some]
+            _timed("some, without", url, free, args.concurrency)
     return 1 if wrong else 0
 
 
-def _tell(what: str, replies: Sequence[Reply], seconds: float) -> None:
+def _timed(what: str, url: str, asks: Sequence[Ask], concurrency: int) -> list[Reply]:
+    """Send them, and tell how long it took."""
+    started = time.perf_counter()
+    replies = asyncio.run(send_all(url, asks, concurrency))
+    seconds = time.perf_counter() - started
     tokens = sum(reply.num_tokens for reply in replies)
     print(
-        f"{what:10} {len(replies)} requests, {tokens} tokens in {seconds:.1f} s: "
-        f"{len(replies) / seconds:.1f} requests/s, {tokens / seconds:.0f} tokens/s",
+        f"{what}: {len(asks)} requests, {tokens} tokens in {seconds:.1f} s: "
+        f"{len(asks) / seconds:.1f} requests/s, {tokens / seconds:.0f} tokens/s",
         flush=True,
     )
+    return replies
 
 
 if __name__ == "__main__":
