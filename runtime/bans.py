@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,17 +19,23 @@ class Bans:
 
     Attributes:
         left: [W] int32, a bit for each token that may come at all, 32 to a word.
-        words: token sequences that no output may hold, each of two tokens or more.
+        words: token sequences of two or more that no output may hold, by their last but one.
+        reach: tokens that are looked back on.
     """
 
     left: NDArray[np.int32]
-    words: Sequence[Sequence[int]] = ()
+    words: Mapping[int, Sequence[Sequence[int]]]
+    reach: int
 
     @classmethod
     def of(cls, params: SamplingParams, words: Sequence[Sequence[int]], vocab_size: int) -> Bans:
         """Those of a request whose `bad_words` of several tokens are `words`."""
         only, never = params.allowed_token_ids, params.banned_token_ids
-        return cls(_mask(only, never or (), vocab_size), words)
+        by_last_but_one: dict[int, list[Sequence[int]]] = {}
+        for word in words:
+            by_last_but_one.setdefault(word[-2], []).append(word)
+        reach = max(map(len, words), default=1) - 1
+        return cls(_mask(only, never or (), vocab_size), by_last_but_one, reach)
 
 
 def _mask(
@@ -51,12 +57,14 @@ class Recent:
 
     def add(self, token: int) -> None:
         """Take in the next token."""
-        longest = max(map(len, self.bans.words), default=1)
-        self.tokens = [*self.tokens, token][-(longest - 1) :] if longest > 1 else []
+        self.tokens.append(token)
+        if len(self.tokens) > self.bans.reach:
+            del self.tokens[0]
 
     def apply(self, mask: NDArray[np.int32]) -> None:
         """Take from `mask` [W] what may not come now."""
         mask &= self.bans.left
-        for *before, last in self.bans.words:
+        newest = self.tokens[-1] if self.tokens else -1
+        for *before, last in self.bans.words.get(newest, ()):
             if self.tokens[-len(before) :] == before:
                 mask.view(np.uint32)[last // _BITS] &= np.uint32(~(1 << last % _BITS) & 0xFFFFFFFF)

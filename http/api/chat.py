@@ -78,7 +78,8 @@ def _model_limit(defaults: SamplingParams) -> int | None:
 def _readers(service: Service, body: ChatRequest, use: ToolUse, prompt: list[int]) -> AnswerReaders:
     tokenizer, answers = service.engine.tokenizer, service.answers
     assert tokenizer is not None, "the prompt has been made with it"
-    end = prompt_end(tokenizer, prompt) if answers.reasoning_parser else ""
+    reads = answers.reasoning_parser or answers.tool_parser
+    end = prompt_end(tokenizer, prompt) if reads else ""
     last = body.messages[-1].content
     said = last if body.continue_final_message and isinstance(last, str) else ""
     form = structured_outputs(body)
