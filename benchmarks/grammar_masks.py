@@ -1,11 +1,11 @@
-"""What forms of the output cost the host in a step, and whether the device has something to do.
+"""What forms of the output cost the host in a step: computing masks, and taking in the tokens.
 
     python benchmarks/grammar_masks.py --sequences 64 --vocabulary 131072
 
-A tiny model with a large vocabulary writes that many answers at once, each held to the same form.
-Every part of a step is timed by the clock (see `host_time.py`): compute the masks, send them, take
-in the tokens. All of that but the sending happens while the device computes the step's logits: only
-the choice of its tokens waits. A model of real size hides it, as far as its step takes longer.
+So many answers at once, each held to the same form, go from one random token to the next that the
+form allows. The vocabulary is made of words. Times are those of a processor, all threads together,
+whatever else runs. In an engine the masks of a step are computed while the device computes its
+logits, so that they cost nothing where that takes longer; only sending them is left.
 """
 
 from __future__ import annotations
@@ -16,34 +16,21 @@ import json
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
-from benchmarks.host_time import Stopwatch
 from paged.models.loading import resolve_model
-from paged.runtime.config import EngineConfig
-from paged.runtime.core import EngineCore
 from paged.runtime.grammar import grammar_of
 from paged.runtime.guides import Grammars, Guide
-from paged.runtime.messages import EngineRequest
-from paged.runtime.runner import InFlight, StepRunner
-from paged.runtime.sampling_params import SamplingParams
 from paged.runtime.structured_outputs import StructuredOutputsParams
 
-STEPS, WARM_UP, PROMPT, LENGTH = 40, 8, 16, 128
-PARTS: tuple[tuple[Any, str, str], ...] = (
-    (EngineCore, "step", "the rest of a step"),
-    (Grammars, "masks", "compute the masks"),
-    (StepRunner, "load_masks", "send the masks"),
-    (Guide, "advance", "take in the tokens"),
-    (InFlight, "read", "wait for the device"),
-)
+STEPS, WARM_UP = 25, 5
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_size": 64,
@@ -88,56 +75,45 @@ def write_model(folder: Path, vocab_size: int) -> None:
     (folder / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": vocab_size}))
 
 
-def measure(core: EngineCore, grammar: str, sequences: int) -> dict[str, float]:
-    """Microseconds of each part of a step, medians over steps in which all sequences decode."""
-    for number in range(sequences):
-        params = SamplingParams(max_tokens=LENGTH, seed=number)
-        prompt = [1 + number % 200] * PROMPT
-        core.add(EngineRequest(f"{number}", prompt, params, 0, time.time(), "", grammar))
-    while core.stats().num_running < sequences:
-        core.step()
-    for _ in range(WARM_UP):
-        core.step()
-    watch = Stopwatch()
-    with ExitStack() as stack:
-        for owner, name, title in PARTS:
-            part = watch.timed(title, getattr(owner, name))
-            stack.enter_context(patch.object(owner, name, part))
-        for _ in range(STEPS):
-            core.step()
-    for number in range(sequences):
-        core.abort(f"{number}")
-    while core.has_work:
-        core.step()
-    return watch.medians()
+def measure(grammars: Grammars, grammar: str, sequences: int) -> tuple[float, float]:
+    """Microseconds of a processor in a step, medians: computing the masks, taking in the tokens."""
+    guides = [Guide(grammars.compile(grammar)) for _ in range(sequences)]
+    rng = np.random.default_rng(0)
+    times = []
+    for _ in range(STEPS):
+        start = time.process_time()
+        masks = grammars.masks(guides)
+        between = time.process_time()
+        tokens = [_any_of(mask, rng) for mask in masks]
+        again = time.process_time()
+        for guide, token in zip(guides, tokens, strict=True):
+            guide.advance(token)
+        times.append((between - start, time.process_time() - again))
+    assert not any(guide.error for guide in guides)
+    masking, advancing = np.median(times[WARM_UP:], axis=0)
+    return 1e6 * masking, 1e6 * advancing
+
+
+def _any_of(mask: NDArray[np.int32], rng: np.random.Generator) -> int:
+    return int(rng.choice(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))))
 
 
 def main() -> None:
-    """Start the engine and measure each form."""
+    """Make the vocabulary and measure each form."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--sequences", type=int, default=64)
     parser.add_argument("--vocabulary", type=int, default=131_072)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), args.vocabulary)
-        config = EngineConfig(
-            model=folder,
-            load_format="dummy",
-            max_num_seqs=args.sequences,
-            max_num_batched_tokens=max(args.sequences, 64),
-            max_model_len=PROMPT + LENGTH,
-            kv_cache_memory_bytes=2**28,
-            compile_cache_dir="",
-        )
-        source = resolve_model(folder, load_format="dummy")
-        core = EngineCore(config, source, progress=False)
-        for name, form in FORMS.items():
-            params = StructuredOutputsParams(**form)
-            grammar = grammar_of(params, source.tokenizer(), args.vocabulary)
-            print(f"{name}, {args.sequences} sequences, {args.vocabulary} tokens:")
-            for part, microseconds in measure(core, grammar, args.sequences).items():
-                print(f"  {part:20} {microseconds:8,.0f} us", flush=True)
-        core.close()
+        tokenizer = resolve_model(folder, load_format="dummy").tokenizer()
+    grammars = Grammars(lambda: tokenizer, args.vocabulary, frozenset({0}))
+    print(f"microseconds a step, {args.sequences} sequences, {args.vocabulary} tokens")
+    for name, form in FORMS.items():
+        grammar = grammar_of(StructuredOutputsParams(**form), tokenizer, args.vocabulary)
+        masking, advancing = measure(grammars, grammar, args.sequences)
+        print(f"  {name:22} masks {masking:8,.0f}   tokens taken in {advancing:6,.0f}", flush=True)
+    grammars.close()
 
 
 if __name__ == "__main__":
