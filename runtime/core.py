@@ -17,17 +17,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from paged.models.loading import ModelSource
 from paged.pool import PagePool
+from paged.runtime.bans import Bans
 from paged.runtime.compiles import num_compiles
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import load_tokenizer
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.guides import Compiled, Grammars, Guide
 from paged.runtime.messages import Candidates, EngineRequest, EngineStats, SequenceOutput
-from paged.runtime.plan import StepPlan, TokenEvent
+from paged.runtime.plan import Row, StepPlan, TokenEvent
 from paged.runtime.runner import InFlight, SlotRequest, StepResult
 from paged.runtime.sampler import TokenLogprobs
 from paged.runtime.scheduler import Scheduler
@@ -38,6 +41,10 @@ logger = logging.getLogger(__name__)
 
 # Seconds that a step waits for grammars when there is nothing else to do.
 _PATIENCE = 0.002
+_STUCK = (
+    "no token is left to come next: bad_words, allowed_token_ids or banned_token_ids rule out all "
+    "that the form of the output, if it has one, allows here"
+)
 
 
 @dataclass(eq=False)
@@ -61,7 +68,7 @@ class _Owner:
 
     Attributes:
         says_more: whether its news hold more than tokens.
-        guide: where it is in its grammar; None if it is free.
+        guide: what says which tokens may come next; None if it is free.
     """
 
     live: _Request
@@ -144,6 +151,7 @@ class EngineCore:
         min_tokens = 0 if guided else params.min_tokens
         limits = SequenceLimits(params.max_tokens, min_tokens, stops | eos, eos - stops)
         compiled = self._grammars.compile(request.grammar) if guided else None
+        bans = self._bans(request)
         scores: list[Candidates] | None = None if params.prompt_logprobs is None else []
         live = _Request(request, prompt_scores=scores)
         for index in range(params.n):
@@ -163,12 +171,20 @@ class EngineCore:
             live.sequences[index] = sequence
             seed = self._seeds.getrandbits(64) if params.seed is None else params.seed + index
             says_more = params.logprobs is not None or (index == 0 and scores is not None)
-            guide = None if compiled is None else Guide(compiled)
+            guide = Guide(compiled, bans) if compiled or bans else None
             self._owner[sequence] = _Owner(live, index, seed, says_more, guide)
+            self._num_guided += guide is not None
         self._requests[request.request_id] = live
         if compiled is not None:
             self._compiling.append((live, compiled))
-            self._num_guided += params.n
+
+    def _bans(self, request: EngineRequest) -> Bans | None:
+        """What must be ruled out on the host: all of it where a grammar rules out the rest."""
+        params = request.params
+        rules_out = params.allowed_token_ids is not None or params.banned_token_ids
+        if not request.bad_words and not (request.grammar and rules_out):
+            return None
+        return Bans.of(params, request.bad_words, self.vocab_size)
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
         """End a request, or one of its sequences. An id that is not live is ignored."""
@@ -286,18 +302,35 @@ class EngineCore:
         while self._in_flight:
             news += self._read(self._in_flight.popleft())
         if rows := self._guided_rows(plan):  # those that have not ended just now
-            slots, guides = zip(*rows, strict=True)
-            self._runner.load_masks(list(slots), self._grammars.masks(guides))
+            guides = [owner.guide for _, owner in rows if owner.guide is not None]
+            masks = self._grammars.masks(guides)
+            news += self._end_stuck(rows, masks)
+            self._runner.load_masks([row.slot for row, _ in rows], masks)
         return self._runner.finish(started)
 
-    def _guided_rows(self, plan: StepPlan) -> list[tuple[int, Guide]]:
-        """Slots and guides of the rows that a grammar says the next token of."""
+    def _guided_rows(self, plan: StepPlan) -> list[tuple[Row, _Owner]]:
+        """The rows whose next tokens guides have a say in."""
         rows = []
         for row in plan.rows:
             owner = self._owner.get(row.sequence) if row.samples else None
             if owner is not None and owner.guide is not None:
-                rows.append((row.slot, owner.guide))
+                rows.append((row, owner))
         return rows
+
+    def _end_stuck(
+        self, rows: list[tuple[Row, _Owner]], masks: NDArray[np.int32]
+    ) -> list[SequenceOutput]:
+        """End the sequences that no token may follow; what the step chooses for them is dropped."""
+        news = []
+        for (row, owner), left in zip(rows, masks.any(axis=1), strict=True):
+            if not left and owner.guide is not None:
+                stopped = owner.guide.may_end
+                reason = FinishReason.STOP if stopped else FinishReason.ABORT
+                self._scheduler.finish([row.sequence.sequence_id], reason)
+                self._forget(row.sequence)
+                error = None if stopped else owner.guide.error or _STUCK
+                news.append(_ending(owner.live, owner.index, reason.value, error))
+        return news
 
     def _read(self, step: InFlight) -> list[SequenceOutput]:
         result = step.read()

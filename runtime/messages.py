@@ -23,6 +23,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
         arrival_time: seconds, `time.time`.
         cache_salt: keeps prefix cache entries apart; "" shares.
         grammar: that the output must follow, as `paged.runtime.grammar` writes it; "" for none.
+        bad_words: token sequences that the output must not hold, of two tokens or more each.
     """
 
     request_id: str
@@ -32,6 +33,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     arrival_time: float = 0.0
     cache_salt: str = ""
     grammar: str = ""
+    bad_words: list[list[int]] = []
 
 
 class Candidates(msgspec.Struct, frozen=True, array_like=True):
