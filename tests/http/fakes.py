@@ -29,6 +29,7 @@ from paged.runtime.outputs import (
     TokenLogprobs,
 )
 from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
+from paged.runtime.structured_outputs import StructuredOutputsParams
 
 VOCAB_SIZE = 256
 
@@ -274,3 +275,10 @@ def events(text: str) -> list[dict[str, Any]]:
     *chunks, done = [line for line in text.split("\n\n") if line]
     assert done == "data: [DONE]"
     return [msgspec.json.decode(chunk.removeprefix("data: ")) for chunk in chunks]
+
+
+def answer_of(form: StructuredOutputsParams | None) -> Any:
+    """The schema of a form, behind what may come before it."""
+    assert form is not None
+    assert isinstance(form.structural_tag, dict)
+    return form.structural_tag["format"]["elements"][1]["json_schema"]

@@ -12,8 +12,7 @@ from starlette.testclient import TestClient
 
 from paged.http.api.answers import AnswerFormat
 from paged.http.app import create_app
-from paged.runtime.structured_outputs import StructuredOutputsParams
-from tests.http.fakes import FakeEngine, FakeTokenizer, events, serving
+from tests.http.fakes import FakeEngine, FakeTokenizer, answer_of, events, serving
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 TOOL: ChatCompletionToolParam = {
@@ -316,13 +315,6 @@ def test_no_other_form_goes_with_a_forced_call(sdk: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="drop one") as caught:
         ask(sdk, tool_choice="required", response_format={"type": "json_object"})
     assert caught.value.param == "tool_choice"
-
-
-def answer_of(form: StructuredOutputsParams | None) -> Any:
-    """The schema of a form, behind what may come before it."""
-    assert form is not None
-    assert isinstance(form.structural_tag, dict)
-    return form.structural_tag["format"]["elements"][1]["json_schema"]
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
