@@ -17,6 +17,7 @@ from paged.cache import KV_DTYPES, CacheSpec
 from paged.groups import group_layers, most_pages
 from paged.models.config import ModelConfig, resolve_dtype
 from paged.models.loading import ModelSource
+from paged.models.quantized import weight_bytes
 from paged.models.registry import get_family
 from paged.models.weights import for_device, param_bytes, param_shapes
 from paged.runtime.backend import choose_backend, slower_paths
@@ -30,6 +31,7 @@ from paged.runtime.memory import (
     check_host_memory,
     fit_model_len,
     page_memory,
+    size_text,
 )
 from paged.runtime.programs import step_memory
 from paged.runtime.runner import StepRunner
@@ -74,6 +76,8 @@ def prepare(
     device = jax.devices()[0]
     shapes, dtype, memory = _divide_memory(config, source.config, device, progress=progress)
     logger.info("%s", memory.report())
+    if source.config.quantization is not None:
+        logger.info("%s", _quantization_report(source, dtype))
     if device.platform == "cpu":
         check_host_memory(memory, available_memory())
     if slower := slower_paths(shapes, dtype, device):
@@ -84,6 +88,17 @@ def prepare(
         jax.block_until_ready(params)
     runner = StepRunner(shapes, params, progress=progress)
     return runner, _scheduling(config, shapes), memory
+
+
+def _quantization_report(source: ModelSource, dtype: jnp.dtype) -> str:
+    """What of the weights is quantised, and what is not."""
+    assert source.config.quantization is not None
+    found = weight_bytes(source.specs, dtype)
+    experts = f", of experts {size_text(found.experts)}" if found.experts else ""
+    return (
+        f"Quantized by {source.config.quantization.name}: {size_text(found.quantized)} of weights; "
+        f"in {dtype}: {size_text(found.plain)}{experts}"
+    )
 
 
 def _scheduling(config: EngineConfig, shapes: StepShapes) -> SchedulerConfig:
