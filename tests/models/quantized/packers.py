@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from tests.models.harness import tiny_tensors
+from tests.models.harness import load_golden, tiny_tensors
 
 FLOAT8 = ml_dtypes.float8_e4m3fn
 
@@ -84,9 +84,9 @@ def gptq(
         made = grid(weight, bits, owners, symmetric=symmetric, group=size)
         stored = made.zeros - 1 if version == 1 else made.zeros
         tensors = {
-            "qweight": np.ascontiguousarray(words(made.values, bits).T),
-            "qzeros": words(np.ascontiguousarray(stored.T), bits),
-            "scales": np.ascontiguousarray(made.scales.T),
+            "qweight": words(made.values, bits).T,
+            "qzeros": words(stored.T, bits),
+            "scales": made.scales.T,
             "g_idx": owners.astype(np.int32),
             "bias": np.zeros(len(weight), np.float16),
         }
@@ -102,9 +102,9 @@ def awq(group: int) -> Packer:
         owners = np.arange(weight.shape[1]) // group
         made = grid(weight, 4, owners, symmetric=False, group=group)
         tensors = {
-            "qweight": words(np.ascontiguousarray(made.values.T), 4, order),
-            "qzeros": words(np.ascontiguousarray(made.zeros.T), 4, order),
-            "scales": np.ascontiguousarray(made.scales.T),
+            "qweight": words(made.values.T, 4, order),
+            "qzeros": words(made.zeros.T, 4, order),
+            "scales": made.scales.T,
         }
         return Packed(tensors, meaning(made, owners))
 
@@ -127,8 +127,7 @@ def pack_quantized(
             "weight_shape": np.array([rows, inputs], np.int64),
         }
         if not symmetric:
-            packed = words(np.ascontiguousarray(made.zeros.T), bits)
-            tensors["weight_zero_point"] = np.ascontiguousarray(packed.T)
+            tensors["weight_zero_point"] = words(made.zeros.T, bits).T
         if act_order:
             tensors["weight_g_idx"] = owners.astype(np.int32)
         return Packed(tensors, meaning(made, owners))
@@ -168,6 +167,13 @@ def tiles(suffix: str) -> Packer:
     return pack
 
 
+def one_layer(name: str) -> dict[str, Any]:
+    """A golden's model with its first layer alone."""
+    golden = load_golden(name)
+    tensors = {each: shape for each, shape in golden["tensors"].items() if ".layers.1." not in each}
+    return golden | {"config": golden["config"] | {"num_hidden_layers": 1}, "tensors": tensors}
+
+
 def is_projection(name: str) -> bool:
     return name.endswith("_proj.weight")
 
@@ -205,5 +211,7 @@ def write_pair(
 def _write(folder: Path, config: Mapping[str, Any], tensors: dict[str, np.ndarray]) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    save_file(tensors, folder / "model.safetensors")
+    # Written as memory has them, so that rows must lie in memory as rows.
+    rows = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    save_file(rows, folder / "model.safetensors")
     return folder
