@@ -5,7 +5,7 @@ projections; initialising, loading, sharding and the memory estimate follow from
 """
 
 from paged.models.quantized.channels import ChannelScaled, TileScaled
-from paged.models.quantized.describe import quantized, weight_bytes
+from paged.models.quantized.describe import expanded_weights, quantized, weight_bytes
 from paged.models.quantized.groups import GroupScaled
 from paged.models.quantized.making import made_on_load
 from paged.models.quantized.published import published_quantization
@@ -16,6 +16,7 @@ __all__ = [
     "GroupScaled",
     "Quantization",
     "TileScaled",
+    "expanded_weights",
     "made_on_load",
     "published_quantization",
     "quantized",

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from paged.errors import ConfigError
-from paged.models.quantized.channels import ChannelScaled, TileScaled
+from paged.models.quantized.channels import FLOAT8, ChannelScaled, TileScaled
 from paged.models.quantized.groups import GroupScaled
 from paged.models.quantized.rules import Quantization, modules_of
 from paged.models.weights import Dense, Embedding, ParamSpec, Portable, param_bytes
 
+_FLOAT8_CAPABILITY = 8.9
 QUANTIZED = ChannelScaled | TileScaled | GroupScaled
 
 
@@ -71,3 +72,25 @@ def weight_bytes(specs: Any, dtype: jnp.dtype) -> WeightBytes:
     experts = [n for n in nodes if isinstance(n, Portable) and not isinstance(n, QUANTIZED | Dense)]
     first, second = param_bytes(quantised, dtype), param_bytes(experts, dtype)
     return WeightBytes(first, second, param_bytes(specs, dtype) - first - second)
+
+
+def expanded_weights(params: Any, device: jax.Device) -> list[str]:
+    """What a GPU does to quantised weights at each product that it could do without, and why.
+
+    `params` are a model's, or their shapes.
+    """
+    nodes = jax.tree.leaves(params, is_leaf=lambda node: isinstance(node, QUANTIZED))
+    kinds = {type(node) for node in nodes if isinstance(node, QUANTIZED)}
+    said = []
+    if GroupScaled in kinds:
+        said.append("integer weights in groups are expanded at each product: no kernel takes them")
+    if TileScaled in kinds:
+        said.append("fp8 weights in tiles are expanded at each product: no kernel takes them")
+    capability = float(getattr(device, "compute_capability", 0))
+    floats = any(isinstance(n, ChannelScaled) and n.weight.dtype == FLOAT8 for n in nodes)
+    if floats and capability < _FLOAT8_CAPABILITY:
+        said.append(
+            f"fp8 weights are expanded at each product: products of 8 bits need a GPU of compute "
+            f"capability {_FLOAT8_CAPABILITY} or above (--quantization int8 does not)"
+        )
+    return said

@@ -203,12 +203,16 @@ class ToGroups:
         lowest, highest = jnp.min(groups, axis=1), jnp.max(groups, axis=1)
         extreme = jnp.where(-lowest > highest, lowest, highest)
         whole = jnp.where(extreme == 0, 1, extreme / -(2.0 ** (self.bits - 1)))
-        best, least = whole, jnp.full_like(whole, jnp.inf)
-        for share in _SHARES:
+
+        def better(so_far: tuple[jax.Array, jax.Array], share: jax.Array) -> Any:
+            best, least = so_far
             scale = whole * share
             error = self._rounded(groups, scale) * scale[:, None] - groups
             loss = jnp.sum(error * error, axis=1)
-            best, least = jnp.where(loss < least, scale, best), jnp.minimum(loss, least)
+            return (jnp.where(loss < least, scale, best), jnp.minimum(loss, least)), None
+
+        start = whole, jnp.full_like(whole, jnp.inf)
+        (best, _), _ = jax.lax.scan(better, start, jnp.asarray(_SHARES))
         return best
 
     def _rounded(self, groups: jax.Array, scale: jax.Array) -> jax.Array:
