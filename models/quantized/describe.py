@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from paged import matmul
 from paged.errors import ConfigError
 from paged.models.quantized.channels import FLOAT8, ChannelScaled, TileScaled
 from paged.models.quantized.groups import GroupScaled
@@ -79,13 +80,19 @@ def expanded_weights(params: Any, device: jax.Device) -> list[str]:
 
     `params` are a model's, or their shapes.
     """
-    nodes = jax.tree.leaves(params, is_leaf=lambda node: isinstance(node, QUANTIZED))
-    kinds = {type(node) for node in nodes if isinstance(node, QUANTIZED)}
+    leaves = jax.tree.leaves(params, is_leaf=lambda node: isinstance(node, QUANTIZED))
+    nodes = [node for node in leaves if isinstance(node, QUANTIZED)]
     said = []
-    if GroupScaled in kinds:
-        said.append("integer weights in groups are expanded at each product: no kernel takes them")
-    if TileScaled in kinds:
-        said.append("fp8 weights in tiles are expanded at each product: no kernel takes them")
+    bits = {node.bits for node in nodes if isinstance(node, GroupScaled)}
+    if bits and not matmul.available(device):
+        said.append(
+            "integer weights in groups are expanded at each product: our kernel needs a Hopper "
+            "GPU, of compute capability 9.0"
+        )
+    elif 8 in bits:
+        said.append("weights of 8 bits in groups are expanded at each product: no kernel is theirs")
+    if any(isinstance(node, TileScaled) for node in nodes):
+        said.append("fp8 weights in tiles are expanded at each product: no kernel is theirs")
     capability = float(getattr(device, "compute_capability", 0))
     floats = any(isinstance(n, ChannelScaled) and n.weight.dtype == FLOAT8 for n in nodes)
     if floats and capability < _FLOAT8_CAPABILITY:

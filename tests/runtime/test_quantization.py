@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -94,9 +92,10 @@ def test_a_gpu_tells_what_it_expands() -> None:
         "tiles": TileScaled(floats, jnp.ones((32, 1))),
         "floats": ChannelScaled(floats, jnp.ones(32)),
     }
-    assert len(expanded_weights(weights, aot.H200.device)) == 2
+    assert len(expanded_weights(weights, aot.H200.device)) == 1
     assert len(expanded_weights(weights, aot.A100.device)) == 3
     assert expanded_weights({"floats": weights["floats"]}, aot.H200.device) == []
+    eight = GroupScaled(one, jnp.ones((1, 32)), bits=8)
+    assert "8 bits" in expanded_weights(eight, aot.H200.device)[0]
     integers = ChannelScaled(one.astype(jnp.int8), jnp.ones(32))
-    old = cast(jax.Device, SimpleNamespace(compute_capability="8.0"))
-    assert expanded_weights(integers, old) == []
+    assert expanded_weights(integers, aot.A100.device) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,8 +11,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from paged import matmul
 from paged.models.quantized import ChannelScaled, GroupScaled, TileScaled
-from paged.models.quantized.groups import pack, unpack
+from paged.models.quantized.groups import HopperGroupScaled, pack, unpack
 from paged.models.weights import Dense, for_device
 from tests.paged import aot
 
@@ -130,3 +132,25 @@ def test_types_are_pytrees_whose_leaves_are_arrays():
     leaves, structure = jax.tree.flatten(weights((32, 6)))
     assert len(leaves) == 8
     assert jax.tree.unflatten(structure, leaves)[3].bits == 4
+
+
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_hopper_gpu_multiplies_as_others_do(asymmetric, ordered, monkeypatch):
+    rng = np.random.default_rng(0)
+    shape = (3, 2, 64)
+    weight = GroupScaled(
+        jnp.asarray(rng.integers(0, 256, (K // 2, 2, 64)), jnp.uint8),
+        jnp.asarray(rng.normal(size=shape), F32),
+        jnp.asarray(rng.integers(0, 16, shape), jnp.uint8) if asymmetric else None,
+        jnp.asarray(rng.permutation(K), jnp.int32) if ordered else None,
+        jnp.asarray(drawn(2, 2, 64)),
+        bits=4,
+    )
+    x = jnp.asarray(drawn(3, T, K), jnp.bfloat16)
+    faster: Any = for_device(weight, aot.H200.device)
+    monkeypatch.setattr(matmul, "int4_matmul", partial(matmul.int4_matmul, interpret=True))
+    found = faster(x, F32)
+    assert type(faster) is HopperGroupScaled
+    np.testing.assert_allclose(found, weight(x.astype(F32)), rtol=1e-3, atol=1e-2)
+    np.testing.assert_allclose(faster(x.astype(F32)), weight(x.astype(F32)), rtol=1e-3, atol=1e-2)
