@@ -76,8 +76,7 @@ def prepare(
     device = jax.devices()[0]
     shapes, dtype, memory = _divide_memory(config, source.config, device, progress=progress)
     logger.info("%s", memory.report())
-    if source.config.quantization is not None:
-        logger.info("%s", _quantization_report(source, dtype))
+    tell_quantization(source.config, source.specs, dtype)
     if device.platform == "cpu":
         check_host_memory(memory, available_memory())
     if slower := slower_paths(shapes, dtype, device):
@@ -90,14 +89,19 @@ def prepare(
     return runner, _scheduling(config, shapes), memory
 
 
-def _quantization_report(source: ModelSource, dtype: jnp.dtype) -> str:
-    """What of the weights is quantised, and what is not."""
-    assert source.config.quantization is not None
-    found = weight_bytes(source.specs, dtype)
+def tell_quantization(model: ModelConfig, specs: Any, dtype: jnp.dtype) -> None:
+    """Log what of the described weights is quantised and what is not, if anything is."""
+    if model.quantization is None:
+        return
+    found = weight_bytes(specs, dtype)
     experts = f", of experts {size_text(found.experts)}" if found.experts else ""
-    return (
-        f"Quantized by {source.config.quantization.name}: {size_text(found.quantized)} of weights; "
-        f"in {dtype}: {size_text(found.plain)}{experts}"
+    logger.info(
+        "Quantized by %s: %s of weights; in %s: %s%s",
+        model.quantization.name,
+        size_text(found.quantized),
+        dtype,
+        size_text(found.plain),
+        experts,
     )
 
 

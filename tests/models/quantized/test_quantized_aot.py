@@ -19,14 +19,18 @@ pytestmark = pytest.mark.skipif(not aot.available(), reason="needs jax[cuda13]")
 INPUTS, SIZE = 4096, 14336
 
 
+def array(shape: tuple[int, ...], dtype: Any) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
 @pytest.mark.parametrize("rows", [1, 32, 2048])
 @pytest.mark.parametrize("dtype", [FLOAT8, INT8], ids=str)
 def test_a_weight_of_8_bits_is_multiplied_as_it_lies(rows, dtype):
     weight = ChannelScaled(
-        jax.ShapeDtypeStruct((2, SIZE, INPUTS), dtype),
-        jax.ShapeDtypeStruct((2, SIZE), jnp.float32),
+        array((2, SIZE, INPUTS), dtype),
+        array((2, SIZE), jnp.float32),
     )
-    x = jax.ShapeDtypeStruct((rows, INPUTS), jnp.bfloat16)
+    x = array((rows, INPUTS), jnp.bfloat16)
     program = aot.compile_for_h200(lambda x, weight: weight.gated(x, "silu"), x, weight)
     text = program.as_text()
     assert text is not None
@@ -44,14 +48,14 @@ def test_a_weight_of_8_bits_is_multiplied_as_it_lies(rows, dtype):
 def test_a_weight_of_4_bits_is_not_expanded_for_a_few_rows(rows, dtype):
     weight: Any = for_device(
         GroupScaled(
-            jax.ShapeDtypeStruct((INPUTS // 2, 2, SIZE), jnp.uint8),
-            jax.ShapeDtypeStruct((INPUTS // 128, 2, SIZE), dtype),
-            jax.ShapeDtypeStruct((INPUTS // 128, 2, SIZE), jnp.uint8),
+            array((INPUTS // 2, 2, SIZE), jnp.uint8),
+            array((INPUTS // 128, 2, SIZE), dtype),
+            array((INPUTS // 128, 2, SIZE), jnp.uint8),
             bits=4,
         ),
         aot.H200.device,
     )
-    x = jax.ShapeDtypeStruct((rows, INPUTS), dtype)
+    x = array((rows, INPUTS), dtype)
     program = aot.compile_for_h200(lambda x, weight: weight.gated(x, "silu"), x, weight)
     text = program.as_text()
     assert text is not None
