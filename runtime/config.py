@@ -12,6 +12,7 @@ from paged.runtime.flags import option, size_or_auto
 
 PAGE_SIZES = (8, 16, 32, 64, 128)
 MAX_LOGPROBS = 20
+QUANTIZATION_EXCLUDE = ("lm_head", "*.output_layer", "*.gate", "*.router", "*.shared_expert_gate")
 _COUNTS = {"kv_cache_memory_bytes": 2**63, "max_num_seqs": 2**20, "max_num_batched_tokens": 2**24}
 
 
@@ -38,6 +39,20 @@ class EngineConfig:
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "Element type of weights and activations; auto is the checkpoint's, float32 on CPU."
+    )
+    quantization: Literal["fp8", "int8", "int4"] | None = option(
+        None,
+        "Quantize weights in full precision as they are loaded: 'fp8' and 'int8' have 8 bits and "
+        "multiply in 8 bits, 'int4' has 4 and multiplies in --dtype. Embeddings, norms and the "
+        "experts of mixtures stay as they are, as the start's log tells. Checkpoints that are "
+        "quantized already need no flag.",
+        also=("-q",),
+    )
+    quantization_exclude: tuple[str, ...] = option(
+        QUANTIZATION_EXCLUDE,
+        "Patterns, as of files, for names of weights that --quantization leaves as they are; "
+        f"default {' '.join(QUANTIZATION_EXCLUDE)}: the head and what routes to experts.",
+        metavar="PATTERN",
     )
     kv_cache_dtype: Literal[
         "auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"

@@ -166,12 +166,15 @@ def find_model(config: EngineConfig) -> ModelSource:
     # Here, so that front, processor and their tests need no JAX.
     from paged.models.loading import resolve_model
 
-    return resolve_model(
+    source = resolve_model(
         config.model,
         revision=config.revision,
         download_dir=config.download_dir,
         load_format=config.load_format,
     )
+    if config.quantization is None:
+        return source
+    return source.quantized(config.quantization, config.quantization_exclude)
 
 
 def _core_here(config: EngineConfig, source: ModelSource) -> LoadedCore:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, field, fields
 from decimal import Decimal
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _SUFFIXES = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 _SIZE = re.compile(r"(?P<number>-?\d+(?:\.\d+)?)(?P<suffix>[kKmMgG]?)")
@@ -107,6 +107,6 @@ def _how(each: Field[Any], hint: Any) -> dict[str, Any]:
 
 
 def _without_none(hint: Any) -> Any:
-    if isinstance(hint, UnionType):
+    if get_origin(hint) in (Union, UnionType):  # of a Literal it is the one, of a class the other
         [hint] = [kind for kind in get_args(hint) if kind is not NoneType]
     return hint

@@ -17,6 +17,7 @@ from paged.cache import KV_DTYPES, CacheSpec
 from paged.groups import group_layers, most_pages
 from paged.models.config import ModelConfig, resolve_dtype
 from paged.models.loading import ModelSource
+from paged.models.quantized import weight_bytes
 from paged.models.registry import get_family
 from paged.models.weights import for_device, param_bytes, param_shapes
 from paged.runtime.backend import choose_backend, slower_paths
@@ -33,6 +34,7 @@ from paged.runtime.memory import (
     check_host_memory,
     fit_model_len,
     page_memory,
+    size_text,
 )
 from paged.runtime.programs import step_memory
 from paged.runtime.runner import StepRunner
@@ -88,6 +90,7 @@ def prepare(
             config, source.config, device, compiler, progress=progress
         )
         logger.info("%s", memory.report())
+        tell_quantization(source.config, source.specs, dtype)
         if device.platform == "cpu":
             check_host_memory(memory, available_memory())
         if slower := slower_paths(shapes, dtype, device):
@@ -98,6 +101,22 @@ def prepare(
             jax.block_until_ready(params)
         runner = StepRunner(shapes, params, compiler, progress=progress)
     return runner, _scheduling(config, shapes), memory
+
+
+def tell_quantization(model: ModelConfig, specs: Any, dtype: jnp.dtype) -> None:
+    """Log what of the described weights is quantised and what is not, if anything is."""
+    if model.quantization is None:
+        return
+    found = weight_bytes(specs, dtype)
+    experts = f", of experts {size_text(found.experts)}" if found.experts else ""
+    logger.info(
+        "Quantized by %s: %s of weights; in %s: %s%s",
+        model.quantization.name,
+        size_text(found.quantized),
+        dtype,
+        size_text(found.plain),
+        experts,
+    )
 
 
 def _scheduling(config: EngineConfig, shapes: StepShapes) -> SchedulerConfig:
