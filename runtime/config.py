@@ -68,6 +68,12 @@ class EngineConfig:
         "Bytes for KV pages (as 2g or 512m); overrides the share above. On CPU default 1g.",
         also=("--kv-cache-memory",),
     )
+    kv_offloading_size: float = option(
+        0.0,
+        "GiB of host memory for KV pages that the device has no room for: those of preempted "
+        "sequences and of prefixes. They come back where that is faster than computing them again.",
+        also=("--swap-space",),
+    )
     block_size: int = option(16, "Tokens per KV page: 8, 16, 32, 64 or 128.")
     enable_prefix_caching: bool = option(True, "Keep and share the pages of common prefixes.")
     max_num_seqs: int | None = option(
@@ -109,6 +115,16 @@ class EngineConfig:
             raise ConfigError(
                 "--gpu-memory-utilization must be above 0 and at most 1, "
                 f"got {self.gpu_memory_utilization}"
+            )
+        if not 0 <= self.kv_offloading_size < float("inf"):
+            raise ConfigError(
+                "--kv-offloading-size must be at least 0 and finite, in GiB, "
+                f"got {self.kv_offloading_size}"
+            )
+        if self.kv_offloading_size and not self.enable_prefix_caching:
+            raise ConfigError(
+                "--kv-offloading-size needs the prefix cache, which finds pages in host memory "
+                "too: leave --no-enable-prefix-caching away."
             )
         if not 0 <= self.attention_tuning_seconds < float("inf"):
             raise ConfigError(

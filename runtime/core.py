@@ -95,7 +95,10 @@ class EngineCore:
         self.max_model_len = scheduling.max_model_len
         self.vocab_size = source.config.vocab_size
         self._pool = PagePool(
-            self.memory.num_pages, self.memory.page_size, config.enable_prefix_caching
+            self.memory.num_pages,
+            self.memory.page_size,
+            config.enable_prefix_caching,
+            self.memory.num_host_pages,
         )
         self._scheduler = Scheduler(scheduling, self._pool)
         self._eos = source.eos_token_ids
@@ -218,6 +221,12 @@ class EngineCore:
             generation_tokens=self._generation_tokens,
             prefix_cache_queries=scheduler.prefix_queries,
             prefix_cache_hits=scheduler.prefix_hits,
+            host_queries=scheduler.host_queries,
+            host_hits=scheduler.host_hits,
+            num_host_pages=pool.host.num_pages,
+            num_used_host_pages=pool.host.num_used,
+            host_bytes_saved=pool.num_saved * self.memory.bytes_per_page,
+            host_bytes_loaded=pool.num_loaded * self.memory.bytes_per_page,
             num_preemptions=scheduler.num_preemptions,
             num_steps=self._num_steps,
             compiles_after_warmup=num_compiles() - self._compiles_at_start,

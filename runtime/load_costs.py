@@ -24,6 +24,14 @@ class LoadCosts:
         """Whether loading pages takes less time than computing the tokens they spare."""
         return self.latency + num_pages * self.per_page < num_tokens * self.per_token
 
+    def report(self, bytes_per_page: int) -> str:
+        """A line for the start-up log."""
+        rate = bytes_per_page / self.per_page / 1e9 if self.per_page else float("inf")
+        return (
+            f"Pages in host memory load at {rate:.1f} GB/s after {self.latency * 1e3:.2f} ms; "
+            f"{1 / self.per_token:,.0f} tokens/s are computed"
+        )
+
 
 def load_costs(one: float, many: float, num_pages: int, step: float, num_tokens: int) -> LoadCosts:
     """The costs that measurements tell of.

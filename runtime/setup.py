@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 import jax
@@ -29,18 +30,27 @@ from paged.runtime.memory import (
     available_memory,
     check_host_memory,
     fit_model_len,
+    host_pages,
     page_memory,
 )
 from paged.runtime.programs import step_memory
 from paged.runtime.runner import StepRunner
 from paged.runtime.scheduler import SchedulerConfig
-from paged.runtime.steps import StepShapes
+from paged.runtime.steps import MOVE_SIZES, StepShapes
 from paged.runtime.tuning import tilings_for
 
 logger = logging.getLogger(__name__)
 
 _GIB = 2**30
 _CPU_KV_MEMORY = _GIB
+# GiB of pinned host memory that JAX takes at most unless told otherwise, and what it needs of that
+# beside host pages: every transfer goes through such memory.
+_PINNED_BY_DEFAULT = 64
+_PINNED_FOR_OTHERS = 8
+# For pages on their way to the host or back: those that a step of 8,192 tokens fills, in a model of
+# 8B parameters. Of a smaller device a share.
+_TRANSIT = _GIB
+_TRANSIT_SHARE = 1 / 32
 # Kernels' workspaces and allocator rounding, which no program reports.
 _DEVICE_RESERVE = _GIB // 2
 # What an engine may use, by default, of a GPU of 70 GiB: from here on it runs 1024 sequences.
@@ -59,6 +69,9 @@ def claim_device_memory(config: EngineConfig) -> None:
     """Let JAX reserve the engine's share of the device. Does nothing once JAX holds it."""
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:
         os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", str(config.gpu_memory_utilization))
+    pinned = ceil(config.kv_offloading_size) + _PINNED_FOR_OTHERS
+    if pinned > _PINNED_BY_DEFAULT:
+        os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", str(pinned))
 
 
 def prepare(
@@ -83,7 +96,12 @@ def prepare(
         params = for_device(params, device)
         jax.block_until_ready(params)
     runner = StepRunner(shapes, params, progress=progress)
-    return runner, _scheduling(config, shapes), memory
+    scheduling = _scheduling(config, shapes)
+    if memory.num_host_pages:
+        costs = runner.measure_loads()
+        logger.info("%s", costs.report(memory.bytes_per_page))
+        scheduling = replace(scheduling, load_costs=costs)
+    return runner, scheduling, memory
 
 
 def _scheduling(config: EngineConfig, shapes: StepShapes) -> SchedulerConfig:
@@ -156,7 +174,8 @@ def _divide_memory(
     shapes = _shapes_before_pages(config, model, device, dtype, budget)
     seconds = config.attention_tuning_seconds
     tilings = tilings_for(shapes, dtype, device, seconds=seconds, memory=budget, progress=progress)
-    shapes = replace(shapes, tilings=tilings)
+    shapes = _with_host_pages(config, replace(shapes, tilings=tilings), budget)
+    transit = shapes.transit_room * shapes.cache.bytes_per_page
     specs = shapes.family.specs(model)
     weights = param_bytes(specs, dtype)
     state = _num_bytes(jax.eval_shape(lambda: (shapes.slot_state(), shapes.sampler_state())))
@@ -165,7 +184,7 @@ def _divide_memory(
     else:
         params = for_device(param_shapes(specs, dtype), device)
         steps = step_memory(shapes, params) + _DEVICE_RESERVE
-        kv_bytes = page_memory(budget, weights, state, steps)
+        kv_bytes = page_memory(budget, weights, state, steps + transit)
     from_share = budget is not None and config.kv_cache_memory_bytes is None
     length = _fitting_length(config, shapes, kv_bytes, from_share=from_share)
     memory = MemoryPlan(
@@ -178,6 +197,8 @@ def _divide_memory(
         num_pages=kv_bytes // shapes.cache.bytes_per_page,
         max_model_len=length,
         pages_per_sequence=most_pages(shapes.cache.windows, length, 1, config.block_size),
+        num_host_pages=shapes.num_host_pages,
+        transit=transit,
     )
     cache = replace(shapes.cache, num_pages=memory.num_pages)
     model = model.for_length(length)
@@ -218,6 +239,18 @@ def _shapes_before_pages(
         max_model_len=length,
         backend=choose_backend(config.attention_backend, device),
     )
+
+
+def _with_host_pages(config: EngineConfig, shapes: StepShapes, budget: int | None) -> StepShapes:
+    """Shapes that know how many pages the host has, and how many can be on their way at once."""
+    bytes_per_page = shapes.cache.bytes_per_page
+    wanted = int(config.kv_offloading_size * _GIB)
+    if not wanted:
+        return shapes
+    num_pages = host_pages(wanted, bytes_per_page, available_memory(swap=False))
+    transit = min(_TRANSIT, int((budget or 0) * _TRANSIT_SHARE))
+    room = max(transit // bytes_per_page, MOVE_SIZES[-1])
+    return replace(shapes, num_host_pages=num_pages, transit_room=room)
 
 
 def _fitting_length(
