@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from paged.cache import PageContent, PagedKVCache
 from paged.host_pages import PageMove
 from paged.pool import NULL_PAGE
+from paged.runtime.errors import ConfigError
+from paged.runtime.memory import size_text
 from paged.runtime.programs import Programs
 from paged.runtime.steps import MOVE_SIZES, StepShapes
 
@@ -127,10 +129,20 @@ class HostStore:
         self._num_moving += count
 
     def _reserve(self, num_bytes: int) -> None:
-        """Have the memory pinned now, which takes long; the allocator keeps it."""
+        """Have the memory pinned now, which takes long; the allocator keeps it.
+
+        Raises:
+            ConfigError: it cannot be had.
+        """
         nothing = np.zeros(_RESERVED_AT_ONCE, np.uint8)
         times = ceil(num_bytes / _RESERVED_AT_ONCE)
-        jax.block_until_ready([jax.device_put(nothing, self._host) for _ in range(times)])
+        try:
+            jax.block_until_ready([jax.device_put(nothing, self._host) for _ in range(times)])
+        except jax.errors.JaxRuntimeError as error:
+            raise ConfigError(
+                f"--kv-offloading-size is {size_text(num_bytes)}, which cannot be had as pinned "
+                f"memory: {error}. Give less, or raise XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB."
+            ) from error
 
 
 def _size(count: int) -> int:
