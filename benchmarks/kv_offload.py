@@ -120,11 +120,11 @@ class Conversations:
 def transfers(core: EngineCore) -> Iterator[Transfer]:
     """Move free pages to the host and back."""
     assert core.reset_prefix_cache(), "pages are free"
-    store, num_pages = core._runner._host, core.memory.num_pages - 1
+    store, num_pages = core._runner.host, core.memory.num_pages - 1
     count = min(MOST_MOVED, num_pages, core.memory.num_host_pages)
     gigabytes = count * core.memory.bytes_per_page / 1e9
     for to_host in (True, False):
-        moves = [PageMove(1 + number, number, to_host) for number in range(count)]
+        moves = [PageMove(1 + number, number, to_host, b"") for number in range(count)]
         jax.block_until_ready(core._runner._cache)
         start = time.perf_counter()
         core._runner._cache = store.move(core._runner._cache, moves)

@@ -60,6 +60,7 @@ def _gauges(stats: EngineStats) -> list[_Value]:
         ("paged:num_cached_pages", "KV pages kept for their content.", stats.num_cached_pages),
         ("paged:num_host_pages", "KV pages in host memory.", stats.num_host_pages),
         ("paged:num_used_host_pages", "Those that hold something.", stats.num_used_host_pages),
+        ("paged:num_disk_pages", "KV pages on disk.", stats.num_disk_pages),
         ("paged:page_size", "Tokens per KV page.", stats.page_size),
         ("paged:kv_waste", "Share of the places in used pages without a token.", stats.kv_waste),
     ]
@@ -68,6 +69,7 @@ def _gauges(stats: EngineStats) -> list[_Value]:
 def _counters(stats: EngineStats) -> list[_Value]:
     host_queries = "Prompt tokens not found in pages, looked up in host memory."
     host_hits = "Prompt tokens loaded from host memory."
+    left_out = "KV pages that the disk was too slow to take."
     compiles = "Compilations while serving; 0 unless something is wrong."
     return [
         ("vllm:prompt_tokens", "Prompt tokens computed.", stats.prompt_tokens),
@@ -78,6 +80,8 @@ def _counters(stats: EngineStats) -> list[_Value]:
         ("vllm:external_prefix_cache_hits", host_hits, stats.host_hits),
         ("paged:host_bytes_saved", "Bytes of KV pages sent to the host.", stats.host_bytes_saved),
         ("paged:host_bytes_loaded", "Bytes that came back from it.", stats.host_bytes_loaded),
+        ("paged:disk_pages_read", "KV pages read from disk.", stats.disk_pages_read),
+        ("paged:disk_pages_left_out", left_out, stats.disk_pages_left_out),
         ("vllm:num_preemptions", "Sequences preempted.", stats.num_preemptions),
         ("paged:num_steps", "Steps run.", stats.num_steps),
         ("paged:compiles_after_warmup", compiles, stats.compiles_after_warmup),

@@ -12,6 +12,9 @@ from functools import partial
 from paged.groups import Windows, entries_behind
 from paged.pool import NULL_PAGE, PagePool
 
+Find = Callable[[bytes, int], int | None]
+"""The page of a group that holds the content of a hash."""
+
 
 def find_prefix(
     pool: PagePool, hashes: Sequence[bytes], windows: Windows, *, on_host: bool = False
@@ -25,20 +28,31 @@ def find_prefix(
         on_host: whether host pages will do (see `PagePool.find`).
     """
     match, find = partial(pool.match, on_host=on_host), partial(pool.find, on_host=on_host)
+    return find_tables(find, match, pool.page_size, hashes, windows)
+
+
+def find_tables(
+    find: Find,
+    match: Callable[[Sequence[bytes], int], list[int]],
+    page_size: int,
+    hashes: Sequence[bytes],
+    windows: Windows,
+) -> list[list[int]]:
+    """As `find_prefix`, where `find` and `match` find whatever they do."""
     whole = [match(hashes, group) for group, window in enumerate(windows) if window is None]
     if len(whole) == len(windows) == 1:
         return whole
     known = hashes[: min(map(len, whole), default=len(hashes))]
-    count = _until_windows_agree(find, pool.page_size, known, windows)
+    count = _until_windows_agree(find, page_size, known, windows)
     tables = []
     for group, window in enumerate(windows):
-        behind = entries_behind(window, count * pool.page_size, pool.page_size)
+        behind = entries_behind(window, count * page_size, page_size)
         tables.append([NULL_PAGE] * behind + match(hashes[behind:count], group))
     return tables
 
 
 def _until_windows_agree(
-    find: Callable[[bytes, int], int | None],
+    find: Find,
     page_size: int,
     hashes: Sequence[bytes],
     windows: Windows,

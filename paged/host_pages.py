@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class PageMove(NamedTuple):
-    """The content of a page is written to a host page, or comes back from one.
+    """The content of that hash is written from a page to a host page, or comes back from there.
 
     Moves take effect in the order in which they were decided: so each finds what it is to move,
     and nothing is lost that a later one overwrites.
@@ -22,6 +22,7 @@ class PageMove(NamedTuple):
     page: int
     host_page: int
     to_host: bool
+    content: bytes
 
 
 class HostPages:

@@ -137,8 +137,9 @@ class PagePool:
         self.host.hold(host_pages)  # else what the new pages held might be written there
         loaded = self.allocate(len(host_pages))
         for page, host_page in zip(loaded, host_pages, strict=True):
-            self._name(page, self.host.content(host_page))
-            self._moves.append(PageMove(page, host_page, to_host=False))
+            content = self.host.content(host_page)
+            self._name(page, content)
+            self._moves.append(PageMove(page, host_page, to_host=False, content=content))
         self.host.let_go(host_pages)
         self.num_loaded += len(loaded)
         new = iter(loaded)
@@ -177,7 +178,7 @@ class PagePool:
         """
         assert self._references[page], f"page {page} is not used: its content is undefined"
         assert page not in self._hash_of, f"page {page} already carries a hash"
-        content = _of_group(content, group)
+        content = of_group(content, group)
         if self.enable_prefix_caching and content not in self._page_of:
             self._name(page, content)
 
@@ -187,7 +188,7 @@ class PagePool:
         Args:
             on_host: whether a host page will do, where no other page holds it.
         """
-        content = _of_group(content, group)
+        content = of_group(content, group)
         page = self._page_of.get(content)
         if page is None and on_host:
             host_page = self.host.find(content)
@@ -242,12 +243,12 @@ class PagePool:
         del self._page_of[content]
         host_page = self.host.take(content)
         if host_page is not None:
-            self._moves.append(PageMove(page, host_page, to_host=True))
+            self._moves.append(PageMove(page, host_page, to_host=True, content=content))
             self.num_saved += 1
         self._free.append(page)
         self.num_evicted += 1
 
 
-def _of_group(content: bytes, group: int) -> bytes:
+def of_group(content: bytes, group: int) -> bytes:
     """The hash of what a group of layers keeps of the same tokens; all hashes have one length."""
     return content + group.to_bytes(2) if group else content

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from math import ceil
+from typing import Any
 
 import jax
 import numpy as np
@@ -32,7 +33,11 @@ _REPEATS = 5
 
 
 class HostStore:
-    """Holds the content of host pages; moves are enqueued like steps."""
+    """Holds the content of host pages; moves are enqueued like steps.
+
+    Attributes:
+        on_save: told the hash and the content of each page that goes to the host.
+    """
 
     def __init__(self, shapes: StepShapes, programs: Programs, sharding: Sharding) -> None:
         """Take the memory.
@@ -48,6 +53,7 @@ class HostStore:
         self._contents: list[PageContent] = [()] * shapes.num_host_pages
         self._in_transit: deque[tuple[int, jax.Array]] = deque()
         self._num_moving = 0
+        self.on_save: Callable[[bytes, PageContent], None] = lambda content, arrays: None
         if jax.default_backend() != "cpu":
             self._reserve(shapes.num_host_pages * shapes.cache.bytes_per_page)
 
@@ -61,6 +67,10 @@ class HostStore:
                 else:
                     cache = self._load(cache, part)
         return cache
+
+    def put(self, host_page: int, content: tuple[NDArray[Any], ...]) -> None:
+        """Fill a host page from elsewhere."""
+        self._contents[host_page] = jax.device_put(content, self._host)
 
     def time_loads(self, cache: PagedKVCache) -> tuple[PagedKVCache, list[float]]:
         """Seconds to load 1 page, and as many as go at once. The cache is donated."""
@@ -87,6 +97,7 @@ class HostStore:
         kept = jax.device_put(read, self._host)
         for move, content in zip(moves, kept, strict=True):
             self._contents[move.host_page] = content
+            self.on_save(move.content, content)
         self._send(len(moves), kept[-1][-1])
 
     def _load(self, cache: PagedKVCache, moves: list[PageMove]) -> PagedKVCache:

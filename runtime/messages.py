@@ -96,6 +96,9 @@ class EngineStats(msgspec.Struct, frozen=True):
             those loaded from it.
         num_host_pages, num_used_host_pages: pages in host memory, and those that hold something.
         host_bytes_saved, host_bytes_loaded: counters, bytes that went there and that came back.
+        num_disk_pages: pages on disk.
+        disk_pages_read, disk_pages_left_out: counters, pages that came back from there, and those
+            that the disk was too slow to take.
         num_preemptions: counter.
         num_steps: counter.
         compiles_after_warmup: counter; 0 unless something is wrong.
@@ -119,6 +122,9 @@ class EngineStats(msgspec.Struct, frozen=True):
     num_used_host_pages: int = 0
     host_bytes_saved: int = 0
     host_bytes_loaded: int = 0
+    num_disk_pages: int = 0
+    disk_pages_read: int = 0
+    disk_pages_left_out: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
     compiles_after_warmup: int = 0

@@ -14,9 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.cache import PagedKVCache
+from paged.host_pages import PageMove
 from paged.runtime.batch import SlotSampling, pack, pack_updates
 from paged.runtime.buckets import Bucket
+from paged.runtime.disk_tier import fingerprint
 from paged.runtime.host_store import HostStore
+from paged.runtime.kept_files import source_digest
 from paged.runtime.load_costs import LoadCosts, load_costs
 from paged.runtime.plan import PageCopy, Row, StepPlan
 from paged.runtime.programs import Programs
@@ -135,7 +138,11 @@ class InFlight:
 
 
 class StepRunner:
-    """Owns everything on the device; every call enqueues work and returns."""
+    """Owns everything on the device; every call enqueues work and returns.
+
+    Attributes:
+        host: where pages go that leave the device.
+    """
 
     def __init__(self, shapes: StepShapes, params: Any, *, progress: bool) -> None:
         """Compile every program, then take the memory of pages and slots."""
@@ -152,19 +159,28 @@ class StepRunner:
         self._masked: set[int] = set()
         if jax.default_backend() != "cpu":
             self._run_each_step_once()
-        self._host = HostStore(shapes, self._programs, self._cache.layers[0].values.sharding)
+        self.host = HostStore(shapes, self._programs, self._cache.layers[0].values.sharding)
 
     def measure_loads(self) -> LoadCosts:
         """What it costs to load host pages, and to compute tokens instead."""
         size = MOVE_SIZES[-1]
-        self._cache, (one, many) = self._host.time_loads(self._cache)
+        self._cache, (one, many) = self.host.time_loads(self._cache)
         bucket = self.shapes.buckets.all()[0]
         step = min(self._time_step(bucket) for _ in range(3))
         return load_costs(one, many, size, step, bucket.num_tokens)
 
+    def fingerprint(self) -> str:
+        """A name for what this model writes to its pages, here and in other processes."""
+        cache = replace(self.shapes.cache, num_pages=0)
+        return fingerprint(self._params, (self.shapes.model, cache, source_digest()))
+
+    def move(self, moves: tuple[PageMove, ...]) -> None:
+        """Enqueue moves of pages to the host and back."""
+        self._cache = self.host.move(self._cache, moves)
+
     def close(self) -> None:
         """Give the device's memory back."""
-        self._host.close()
+        self.host.close()
         held = (self._params, self._cache, self._slots, self._sampler)
         for array in jax.tree.leaves(held):
             array.delete()
@@ -204,7 +220,7 @@ class StepRunner:
         bucket = self.shapes.buckets.pick(plan, scores_prompt=scores)
         layout = self.shapes.layout(bucket)
         plan = self._make_room(plan, layout.num_updates)
-        self._cache = self._host.move(self._cache, plan.moves)
+        self.move(plan.moves)
         self._copy_pages(plan.copies)
         packed = pack(plan, layout, self._sampling)
         # The call itself transfers it, in a third of the time that `device_put` takes before one,

@@ -9,21 +9,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from paged.cache import KV_DTYPES, CacheSpec
+from paged.cache import KV_DTYPES, CacheSpec, PagedKVCache, read_pages
 from paged.groups import group_layers, most_pages
 from paged.models.config import ModelConfig, resolve_dtype
 from paged.models.loading import ModelSource
 from paged.models.registry import get_family
 from paged.models.weights import for_device, param_bytes, param_shapes
+from paged.pool import PagePool
 from paged.runtime.backend import choose_backend, slower_paths
 from paged.runtime.buckets import FEWEST_ROWS_ON_GPU, Buckets
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
+from paged.runtime.disk_pages import DiskPages
+from paged.runtime.disk_tier import DiskTier
 from paged.runtime.errors import ConfigError
 from paged.runtime.memory import (
     MemoryPlan,
@@ -102,6 +106,31 @@ def prepare(
         logger.info("%s", costs.report(memory.bytes_per_page))
         scheduling = replace(scheduling, load_costs=costs)
     return runner, scheduling, memory
+
+
+def open_disk_tier(
+    config: EngineConfig, runner: StepRunner, pool: PagePool, scheduling: SchedulerConfig
+) -> DiskTier | None:
+    """The pages on disk, if they are asked for.
+
+    Raises:
+        ConfigError: their folder cannot be used.
+    """
+    if config.kv_offloading_dir is None:
+        return None
+    cache, one = PagedKVCache.shapes(runner.shapes.cache), jax.ShapeDtypeStruct((1,), jnp.int32)
+    [page] = jax.eval_shape(read_pages, cache, one)
+    folder = Path(config.kv_offloading_dir).expanduser() / runner.fingerprint()
+    try:
+        files = DiskPages(folder, int(config.kv_offloading_dir_size * _GIB), page)
+    except OSError as error:
+        raise ConfigError(f"--kv-offloading-dir cannot be used: {error}") from error
+    logger.info(
+        "%d pages in %s, which reads %.2f GB/s",
+        *(len(files), folder, runner.shapes.cache.bytes_per_page / files.seconds_per_page / 1e9),
+    )
+    runner.host.on_save = files.write
+    return DiskTier(files, pool, scheduling.windows, scheduling.load_costs)
 
 
 def _scheduling(config: EngineConfig, shapes: StepShapes) -> SchedulerConfig:

@@ -41,12 +41,12 @@ def test_what_is_evicted_goes_to_the_host_and_comes_back() -> None:
     pool = pool_of(2, host_pages=3)
     [page] = cached(pool, b"a")
     fill(pool)
-    assert pool.take_moves() == (PageMove(page, 0, to_host=True),)
+    assert pool.take_moves() == (PageMove(page, 0, True, b"a"),)
     assert pool.match([b"a"]) == []
     [found] = pool.match([b"a"], on_host=True)
     assert pool.is_on_host(found)
     [loaded] = pool.bring([found])
-    assert pool.take_moves() == (PageMove(loaded, 0, to_host=False),)
+    assert pool.take_moves() == (PageMove(loaded, 0, False, b"a"),)
     assert pool.match([b"a"], on_host=True) == [loaded], "pages come before host pages"
     assert pool.ref_count(loaded) == 1
     assert (pool.num_saved, pool.num_loaded) == (1, 1)
@@ -83,9 +83,7 @@ def test_a_load_is_not_overwritten_by_what_has_to_make_room_for_it() -> None:
     pool.take_moves()
     found = pool.match([b"a", b"b"], on_host=True)
     pages = pool.bring(found)
-    loads = [
-        PageMove(page, host_page, False) for page, host_page in zip(pages, (0, 1), strict=True)
-    ]
+    loads = [PageMove(pages[0], 0, False, b"a"), PageMove(pages[1], 1, False, b"b")]
     assert list(pool.take_moves()) == loads, "c and d found no host page"
     assert pool.match([b"c"], on_host=True) == []
     pool.check()
@@ -160,7 +158,8 @@ class HostMachine(RuleBasedStateMachine):
         self.num_moves = {True: 0, False: 0}
 
     def move(self) -> None:
-        for page, host_page, to_host in self.pool.take_moves():
+        for page, host_page, to_host, content in self.pool.take_moves():
+            assert (self.pages[page] if to_host else self.host[host_page]) == content
             self.num_moves[to_host] += 1
             if to_host:
                 self.host[host_page] = self.pages[page]

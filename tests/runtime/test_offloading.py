@@ -216,6 +216,63 @@ def test_loads_are_measured_at_the_start(core: EngineCore) -> None:
     assert costs.report(2**20).startswith("Pages in host memory load at ")
 
 
+def open_with_disk(source: ModelSource, compile_cache: str, folder: Path) -> EngineCore:
+    few = {"kv_cache_memory_bytes": 28 * PAGE_BYTES, "max_model_len": 200}
+    return make_core(source, compile_cache, **few, **HOST, kv_offloading_dir=str(folder))
+
+
+def test_a_restart_finds_pages_on_disk(
+    source: ModelSource, compile_cache: str, tmp_path: Path
+) -> None:
+    prompt = prompt_of(100, seed=8)
+    request = make_request("a", prompt, max_tokens=20)
+    core = open_with_disk(source, compile_cache, tmp_path)
+    expected = run(core, request)
+    core.close()
+
+    core = open_with_disk(source, compile_cache, tmp_path)
+    assert core.stats().num_disk_pages == 14, "of 119 tokens"
+    assert core._disk is not None
+    core._disk.files.seconds_per_page = 0.0
+    core.add(replace(request, cache_salt="other"))
+    assert not core._preparing
+    core.abort("a")
+    core.add(request)
+    assert core.stats().num_waiting == 1
+    assert tokens_of(drain(core)) == expected
+    stats = core.stats()
+    assert (stats.disk_pages_read, stats.host_hits) == (12, 96)
+    assert stats.compiles_after_warmup == 0
+    core.add(request)
+    assert not core._preparing, "it is on the device"
+    core.abort("a")
+    assert core.reset_prefix_cache()
+    core._disk.files.seconds_per_page = 60.0
+    core.add(request)
+    assert not core._preparing, "computing is faster"
+    core.close()
+    core.close()
+
+
+def test_an_abort_while_pages_are_read(
+    source: ModelSource, compile_cache: str, tmp_path: Path
+) -> None:
+    request = make_request("a", prompt_of(100, seed=8), max_tokens=20)
+    core = open_with_disk(source, compile_cache, tmp_path)
+    expected = run(core, request)
+    core.close()
+    core = open_with_disk(source, compile_cache, tmp_path)
+    assert core._disk is not None
+    core._disk.files.seconds_per_page = 0.0
+    core.add(request)
+    assert core._preparing
+    [news] = core.abort("a")
+    assert news.finish_reason == "abort"
+    assert drain(core) == []
+    assert run(core, request) == expected
+    core.close()
+
+
 def test_more_than_the_machine_has_is_refused(source: ModelSource) -> None:
     with pytest.raises(
         ConfigError, match=r"is 1048576\.00 GiB, and this machine has .* Use at most"
@@ -225,11 +282,21 @@ def test_more_than_the_machine_has_is_refused(source: ModelSource) -> None:
         make_core(source, "", kv_offloading_size=1e-8)
 
 
+def test_a_folder_that_cannot_be_used_is_refused(
+    source: ModelSource, compile_cache: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="--kv-offloading-dir cannot be used: "):
+        open_with_disk(source, compile_cache, tmp_path / "file")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ({"kv_offloading_size": -1.0}, "at least 0 and finite, in GiB, got -1.0"),
         ({"kv_offloading_size": float("inf")}, "at least 0 and finite, in GiB, got inf"),
+        ({"kv_offloading_dir": "/tmp"}, "give --kv-offloading-size"),
+        ({"kv_offloading_dir_size": 0.0}, "above 0 and finite, in GiB, got 0.0"),
         ({"kv_offloading_size": 1.0, "enable_prefix_caching": False}, "needs the prefix cache"),
     ],
 )

@@ -85,7 +85,7 @@ class Device:
         self.newest: dict[int, int] = {}  # sampled token, by slot
 
     def run(self, plan: StepPlan, stories: dict[Sequence, Story]) -> list[int]:
-        for page, host_page, to_host in plan.moves:
+        for page, host_page, to_host, _ in plan.moves:
             for offset in range(self.page_size):
                 if to_host:
                     self.host[host_page, offset] = self.places[page, offset]
