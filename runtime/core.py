@@ -260,8 +260,18 @@ class EngineCore:
         )
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached pages; False, and nothing done, while sequences use pages."""
-        return self._scheduler.reset_prefix_cache()
+        """Forget all cached pages, wherever they are; False, and nothing done, while any is used.
+
+        Those count that are being read from disk.
+        """
+        if (
+            any(each.fetched for each in self._preparing)
+            or not self._scheduler.reset_prefix_cache()
+        ):
+            return False
+        if self._disk is not None:
+            self._disk.files.clear()
+        return True
 
     def close(self) -> None:
         """End everything and give the device's memory back. Idempotent."""

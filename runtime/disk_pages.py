@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -64,9 +65,10 @@ class DiskPages:
         self._bytes = _DIGEST_BYTES + sum(part.size * part.dtype.itemsize for part in page)
         self._most = max_bytes // self._bytes
         self.num_read = self.num_left_out = 0
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts can be read out of pages
         self.seconds_per_page = self._measure()
         self._lock = Lock()
+        self._num_clears = 0
         self._known = OrderedDict.fromkeys(self._find())  # least recently used first
         self._room = BoundedSemaphore(_MOST_WAITING)
         self._writer = ThreadPoolExecutor(1, "paged-disk-writer")
@@ -87,13 +89,21 @@ class DiskPages:
         if content in self._known:
             self._use(content)
         elif self._room.acquire(blocking=wait):
-            self._writer.submit(self._write, content, arrays)
+            self._writer.submit(self._write, content, arrays, self._num_clears)
         else:
             self.num_left_out += 1
 
     def fetch(self, contents: Sequence[bytes]) -> Fetched:
         """Have pages read; those that cannot be are left out."""
         return self._readers.submit(self._read_all, contents)
+
+    def clear(self) -> None:
+        """Forget all pages, those that wait to be written too, and have their files removed."""
+        with self._lock:
+            forgotten = list(self._known)
+            self._known.clear()
+            self._num_clears += 1
+        self._writer.submit(self._remove, forgotten)
 
     def close(self) -> None:
         """Write what waits to be written."""
@@ -121,7 +131,8 @@ class DiskPages:
             path.write_bytes(bytes(count * self._bytes))
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                if sys.platform == "linux":
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 started = time.perf_counter()
                 file.read()
                 return (time.perf_counter() - started) / count
@@ -136,22 +147,27 @@ class DiskPages:
             if content in self._known:
                 self._known.move_to_end(content)
 
-    def _write(self, content: bytes, arrays: PageContent) -> None:
+    def _remove(self, contents: list[bytes]) -> None:
+        for content in contents:
+            self._path(content).unlink(missing_ok=True)
+
+    def _write(self, content: bytes, arrays: PageContent, num_clears: int) -> None:
         path = self._path(content)
         unfinished = path.with_suffix(f".{secrets.token_hex(8)}")
         try:
             body = b"".join(np.asarray(array).tobytes() for array in arrays)
             unfinished.write_bytes(_digest(content, body) + body)
-            unfinished.replace(path)
             with self._lock:
-                self._known[content] = None
+                if num_clears == self._num_clears:
+                    unfinished.replace(path)
+                    self._known[content] = None
             self._forget_oldest()
         except OSError as error:
-            unfinished.unlink(missing_ok=True)
             logger.warning("%s was not written: %s", path, error)
-        except Exception:
+        except Exception:  # the device's, of a step that failed
             logger.exception("%s was not written", path)
         finally:
+            unfinished.unlink(missing_ok=True)
             self._room.release()
 
     def _forget_oldest(self) -> None:

@@ -74,14 +74,14 @@ class HostStore:
 
     def time_loads(self, cache: PagedKVCache) -> tuple[PagedKVCache, list[float]]:
         """Seconds to load 1 page, and as many as go at once. The cache is donated."""
-        nothing = self._read(cache, [NULL_PAGE])
-        [content] = jax.block_until_ready(jax.device_put(nothing, self._host))
         seconds = []
         for count in (1, MOVE_SIZES[-1]):
+            read = self._read(cache, [NULL_PAGE] * count)
+            contents = list(jax.block_until_ready(jax.device_put(read, self._host)))
             times = []
             for _ in range(_REPEATS):
                 started = time.perf_counter()
-                cache, done = self._write(cache, [], [content] * count)
+                cache, done = self._write(cache, [], contents)
                 done.block_until_ready()
                 times.append(time.perf_counter() - started)
             seconds.append(min(times))

@@ -121,8 +121,9 @@ def open_disk_tier(
     cache, one = PagedKVCache.shapes(runner.shapes.cache), jax.ShapeDtypeStruct((1,), jnp.int32)
     [page] = jax.eval_shape(read_pages, cache, one)
     folder = Path(config.kv_offloading_dir).expanduser() / runner.fingerprint()
+    size = int(config.kv_offloading_dir_size * _GIB)
     try:
-        files = DiskPages(folder, int(config.kv_offloading_dir_size * _GIB), page)
+        files = DiskPages(folder, size, page)
     except OSError as error:
         raise ConfigError(f"--kv-offloading-dir cannot be used: {error}") from error
     logger.info(

@@ -79,6 +79,18 @@ def test_the_least_recently_used_go_when_the_room_is_full(tmp_path: Path) -> Non
     ]
 
 
+def test_what_is_cleared_is_gone_with_what_waits_to_be_written(
+    pages: DiskPages, tmp_path: Path
+) -> None:
+    for number in (1, 2, 3):
+        pages.write(name_of(number), content_of(number))
+    pages.clear()
+    pages.write(name_of(4), content_of(4))
+    pages._writer.submit(lambda: None).result()
+    assert [number for number in range(1, 5) if name_of(number) in pages] == [4]
+    assert [path.stem for path in tmp_path.iterdir()] == [name_of(4).hex()]
+
+
 def test_what_is_no_page_of_this_model_is_ignored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

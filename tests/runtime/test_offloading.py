@@ -245,13 +245,19 @@ def test_a_restart_finds_pages_on_disk(
     assert stats.compiles_after_warmup == 0
     core.add(request)
     assert not core._preparing, "it is on the device"
-    core.abort("a")
-    assert core.reset_prefix_cache()
+    core.close()
+    core.close()
+
+    core = open_with_disk(source, compile_cache, tmp_path)
+    assert core._disk is not None
     core._disk.files.seconds_per_page = 60.0
     core.add(request)
     assert not core._preparing, "computing is faster"
+    core.abort("a")
+    assert core.reset_prefix_cache()
+    assert core.stats().num_disk_pages == 0
     core.close()
-    core.close()
+    assert list(tmp_path.glob("*/*")) == []
 
 
 def test_an_abort_while_pages_are_read(
@@ -266,6 +272,7 @@ def test_an_abort_while_pages_are_read(
     core._disk.files.seconds_per_page = 0.0
     core.add(request)
     assert core._preparing
+    assert not core.reset_prefix_cache()
     [news] = core.abort("a")
     assert news.finish_reason == "abort"
     assert drain(core) == []
