@@ -315,14 +315,18 @@ class EngineCore:
                 self._runner.host.put(host_page, arrays)
 
     def _close_disk(self) -> None:
-        """Write what the device still holds, and end."""
+        """Write what the device still holds, and end.
+
+        What was used last goes first: whoever waits for this process may lose patience.
+        """
         if self._disk is None:
             return
+        files = self._disk.files
         if self._cause_of_death is None:
-            self._runner.host.on_save = partial(self._disk.files.write, wait=True)
+            self._runner.host.on_save = partial(files.write, wait=True)
             self._pool.release(self._pool.allocate(self._pool.num_available))
-            self._runner.move(self._pool.take_moves())
-        self._disk.files.close()
+            self._runner.move(self._pool.take_moves()[::-1][: files.max_pages])
+        files.close()
 
     def _launch(self, plan: StepPlan, news: list[SequenceOutput]) -> None:
         """Enqueue a step; what is read for its sake goes to the news."""

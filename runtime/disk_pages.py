@@ -46,6 +46,7 @@ class DiskPages:
     """Writes and reads the pages in a folder; all calls but `close` return at once.
 
     Attributes:
+        max_pages: that there is room for.
         seconds_per_page: what reading takes, as measured at the start and since.
         num_read: pages that were read.
         num_left_out: pages that the disk was too slow to take.
@@ -63,7 +64,7 @@ class DiskPages:
         self._folder = folder
         self._page = page
         self._bytes = _DIGEST_BYTES + sum(part.size * part.dtype.itemsize for part in page)
-        self._most = max_bytes // self._bytes
+        self.max_pages = max_bytes // self._bytes
         self.num_read = self.num_left_out = 0
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts can be read out of pages
         self.seconds_per_page = self._measure()
@@ -171,7 +172,7 @@ class DiskPages:
             self._room.release()
 
     def _forget_oldest(self) -> None:
-        while len(self._known) > self._most:
+        while len(self._known) > self.max_pages:
             with self._lock:
                 oldest, _ = self._known.popitem(last=False)
             self._path(oldest).unlink(missing_ok=True)
