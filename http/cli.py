@@ -136,7 +136,6 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, ServeOptions, "server")
     add_flags(parser, ModelOptions, "model")
     parser.add_argument("--disable-log-requests", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--swap-space", help=argparse.SUPPRESS)
     add_engine_flags(parser)
 
 

@@ -12,10 +12,10 @@ import logging
 import random
 import time
 from collections import deque
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -26,6 +26,7 @@ from paged.pool import PagePool
 from paged.runtime.bans import Bans
 from paged.runtime.compiles import num_compiles
 from paged.runtime.config import EngineConfig
+from paged.runtime.disk_pages import Fetched, FoundPage
 from paged.runtime.engine import load_tokenizer
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.guides import Compiled, Grammars, Guide
@@ -35,7 +36,7 @@ from paged.runtime.runner import InFlight, SlotRequest, StepResult
 from paged.runtime.sampler import TokenLogprobs
 from paged.runtime.scheduler import Scheduler
 from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits
-from paged.runtime.setup import prepare
+from paged.runtime.setup import open_disk_tier, prepare
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +89,25 @@ class _Scores(NamedTuple):
 _NONE = _Scores(None, None)
 
 
+class _Preparing(NamedTuple):
+    """A request that is not queued yet.
+
+    Attributes:
+        compiled: its grammar, if it has one.
+        fetched: pages of its prompt, if some are being read from disk.
+    """
+
+    live: _Request
+    compiled: Compiled | None
+    fetched: Fetched | None
+
+    @property
+    def missing(self) -> list[Future[Any]]:
+        """What it waits for."""
+        parts = (self.compiled, self.fetched)
+        return [part for part in parts if part is not None and not part.done()]
+
+
 class EngineCore:
     """Scheduler and device behind four calls: add, abort, step, close.
 
@@ -102,9 +122,13 @@ class EngineCore:
         self.max_model_len = scheduling.max_model_len
         self.vocab_size = source.config.vocab_size
         self._pool = PagePool(
-            self.memory.num_pages, self.memory.page_size, config.enable_prefix_caching
+            self.memory.num_pages,
+            self.memory.page_size,
+            config.enable_prefix_caching,
+            self.memory.num_host_pages,
         )
         self._scheduler = Scheduler(scheduling, self._pool)
+        self._disk = open_disk_tier(config, self._runner, self._pool, scheduling)
         self._eos = source.eos_token_ids
         self._seeds = random.Random(config.seed)
         self._requests: dict[str, _Request] = {}
@@ -113,7 +137,7 @@ class EngineCore:
         self._grammars = Grammars(
             partial(load_tokenizer, config, source), self.vocab_size, self._eos
         )
-        self._compiling: list[tuple[_Request, Compiled]] = []
+        self._preparing: list[_Preparing] = []
         self._num_guided = 0
         self._num_sequences = self._num_steps = 0
         self._prompt_tokens = self._generation_tokens = 0
@@ -125,7 +149,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._in_flight or self._compiling)
+        return self._scheduler.has_work or bool(self._in_flight or self._preparing)
 
     def fileno(self) -> None:
         """No other process has news for `step`."""
@@ -153,6 +177,9 @@ class EngineCore:
         compiled = self._grammars.compile(request.grammar) if guided else None
         bans = self._bans(request)
         scores: list[Candidates] | None = None if params.prompt_logprobs is None else []
+        fetched = None
+        if self._disk is not None and scores is None:
+            fetched = self._disk.fetch(request.prompt_token_ids, request.cache_salt)
         live = _Request(request, prompt_scores=scores)
         for index in range(params.n):
             sequence = Sequence(
@@ -165,7 +192,7 @@ class EngineCore:
                 reads_prefix_cache=index > 0 or params.prompt_logprobs is None,
                 parent=live.sequences[0] if index else None,
             )
-            if compiled is None:
+            if compiled is None and fetched is None:
                 self._scheduler.add(sequence)
             self._num_sequences += 1
             live.sequences[index] = sequence
@@ -175,8 +202,8 @@ class EngineCore:
             self._owner[sequence] = _Owner(live, index, seed, says_more, guide)
             self._num_guided += guide is not None
         self._requests[request.request_id] = live
-        if compiled is not None:
-            self._compiling.append((live, compiled))
+        if compiled is not None or fetched is not None:
+            self._preparing.append(_Preparing(live, compiled, fetched))
 
     def _bans(self, request: EngineRequest) -> Bans | None:
         """What must be ruled out on the host: all of it where a grammar rules out the rest."""
@@ -208,8 +235,8 @@ class EngineCore:
         self._check_alive()
         news: list[SequenceOutput] = []
         try:
-            if self._compiling:
-                news += self._queue_compiled()
+            if self._preparing:
+                news += self._queue_prepared()
             plan = self._scheduler.schedule()
             if plan is not None:
                 self._launch(plan, news)
@@ -220,10 +247,10 @@ class EngineCore:
             return [*news, *self._die(error)]
 
     def stats(self) -> EngineStats:
-        scheduler, pool = self._scheduler, self._pool
+        scheduler, pool, disk = self._scheduler, self._pool, self._disk
         return EngineStats(
             num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting + self._num_compiling,
+            num_waiting=scheduler.num_waiting + self._num_preparing,
             kv_cache_usage=scheduler.kv_usage,
             num_pages=self.memory.num_pages - 1,
             num_free_pages=pool.num_free,
@@ -234,38 +261,60 @@ class EngineCore:
             generation_tokens=self._generation_tokens,
             prefix_cache_queries=scheduler.prefix_queries,
             prefix_cache_hits=scheduler.prefix_hits,
+            host_queries=scheduler.host_queries,
+            host_hits=scheduler.host_hits,
+            num_host_pages=pool.host.num_pages,
+            num_used_host_pages=pool.host.num_used,
+            host_bytes_saved=pool.num_saved * self.memory.bytes_per_page,
+            host_bytes_loaded=pool.num_loaded * self.memory.bytes_per_page,
+            num_disk_pages=len(disk.files) if disk else 0,
+            disk_pages_read=disk.files.num_read if disk else 0,
+            disk_pages_left_out=disk.files.num_left_out if disk else 0,
             num_preemptions=scheduler.num_preemptions,
             num_steps=self._num_steps,
             compiles_after_warmup=num_compiles() - self._compiles_at_start,
         )
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached pages; False, and nothing done, while sequences use pages."""
-        return self._scheduler.reset_prefix_cache()
+        """Forget all cached pages, wherever they are; False, and nothing done, while any is used.
+
+        Those count that are being read from disk.
+        """
+        if (
+            any(each.fetched for each in self._preparing)
+            or not self._scheduler.reset_prefix_cache()
+        ):
+            return False
+        if self._disk is not None:
+            self._disk.files.clear()
+        return True
 
     def close(self) -> None:
         """End everything and give the device's memory back. Idempotent."""
         for request_id in list(self._requests):
             self.abort(request_id)
         self._in_flight.clear()
+        self._close_disk()
         self._cause_of_death = self._cause_of_death or "the engine was closed"
         self._grammars.close()
         self._runner.close()
 
     @property
-    def _num_compiling(self) -> int:
-        return sum(len(live.sequences) for live, _ in self._compiling)
+    def _num_preparing(self) -> int:
+        return sum(len(each.live.sequences) for each in self._preparing)
 
-    def _queue_compiled(self) -> list[SequenceOutput]:
-        """Queue the requests whose grammars are there; end those whose grammar cannot be."""
+    def _queue_prepared(self) -> list[SequenceOutput]:
+        """Queue the requests that have what they waited for; end those whose grammar cannot be."""
         idle = not (self._scheduler.has_work or self._in_flight)
-        futures = [compiled for _, compiled in self._compiling]
-        wait(futures, _PATIENCE if idle else 0, FIRST_COMPLETED)
-        done = [each for each in self._compiling if each[1].done()]
-        self._compiling = [each for each in self._compiling if each not in done]
+        missing = [future for each in self._preparing for future in each.missing]
+        wait(missing, _PATIENCE if idle else 0, FIRST_COMPLETED)
+        done = [each for each in self._preparing if not each.missing]
+        self._preparing = [each for each in self._preparing if each not in done]
         ended: list[SequenceOutput] = []
-        for live, compiled in done:
-            failure = compiled.exception()
+        for live, compiled, fetched in done:
+            if fetched is not None:
+                self._take_in(fetched.result())
+            failure = None if compiled is None else compiled.exception()
             for index, sequence in list(live.sequences.items()):
                 if failure is None:
                     self._scheduler.add(sequence)
@@ -273,6 +322,27 @@ class EngineCore:
                     self._forget(sequence)
                     ended.append(_ending(live, index, "abort", str(failure)))
         return ended
+
+    def _take_in(self, found: list[FoundPage]) -> None:
+        """Keep in host memory what was read from disk."""
+        for content, arrays in found:
+            host_page = self._pool.host.take(content)
+            if host_page is not None:
+                self._runner.host.put(host_page, arrays)
+
+    def _close_disk(self) -> None:
+        """Write what the device still holds, and end.
+
+        What was used last goes first: whoever waits for this process may lose patience.
+        """
+        if self._disk is None:
+            return
+        files = self._disk.files
+        if self._cause_of_death is None:
+            self._runner.host.on_save = partial(files.write, wait=True)
+            self._pool.release(self._pool.allocate(self._pool.num_available))
+            self._runner.move(self._pool.take_moves()[::-1][: files.max_pages])
+        files.close()
 
     def _launch(self, plan: StepPlan, news: list[SequenceOutput]) -> None:
         """Enqueue a step; what is read for its sake goes to the news."""
@@ -426,7 +496,7 @@ class EngineCore:
         self._owner.clear()
         self._requests.clear()
         self._in_flight.clear()
-        self._compiling.clear()
+        self._preparing.clear()
         self._num_guided = 0
         return ended
 

@@ -45,6 +45,12 @@ def add_flags(parser: argparse.ArgumentParser, config: type[Any], title: str) ->
         action.help = _help(each)
 
 
+def keywords(each: Field[Any]) -> tuple[str, ...]:
+    """The names of a field in Python: its own, and its flag's other spellings."""
+    others = (spelling.lstrip("-").replace("-", "_") for spelling in each.metadata["also"])
+    return each.name, *others
+
+
 def read_flags[T](config: type[T], args: argparse.Namespace) -> T:
     """The dataclass that parsed flags describe."""
     values = {each.name: getattr(args, each.name) for each in fields(config)}  # type: ignore[arg-type]

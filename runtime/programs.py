@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.stages import Compiled
 
-from paged.cache import PagedKVCache, copy_pages
+from paged.cache import PagedKVCache, copy_pages, read_pages, write_pages
 from paged.runtime.buckets import Bucket
 from paged.runtime.compiler import Compiler, memory_to_run
 from paged.runtime.lowering import Job, Key
@@ -19,6 +19,7 @@ from paged.runtime.steps import (
     COPY_ROOM,
     HISTORY_ROOM,
     MASK_ROOM,
+    MOVE_SIZES,
     NUM_RULES,
     UPDATE_ROOM,
     StepShapes,
@@ -29,7 +30,7 @@ from paged.runtime.steps import (
 )
 
 _FEW_TOKENS = 16
-_TAKE_PAGES = ("forward", "copy_pages")
+_TAKE_PAGES = ("forward", "copy_pages", "read_pages", "write_pages")
 
 
 class Programs:
@@ -118,6 +119,10 @@ def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
             sampler = partial(sample, shapes=shapes, num_rows=rows, mode=mode)
             yield ("sample", rows, mode), Job(sampler, args, (1, 2))
     yield ("copy_pages",), Job(copy_pages, (cache, _int32(COPY_ROOM), _int32(COPY_ROOM)), (0,))
+    for size in MOVE_SIZES if shapes.num_host_pages else ():
+        contents = jax.eval_shape(read_pages, cache, _int32(size))
+        yield ("read_pages", size), Job(read_pages, (cache, _int32(size)))
+        yield ("write_pages", size), Job(write_pages, (cache, _int32(size), contents), (0,))
     yield ("update_tables",), Job(update_tables, (slots, _int32(UPDATE_ROOM, 3)), (0,))
     number, flag = _int32(), jax.ShapeDtypeStruct((), jnp.bool_)
     history = (state, number, _int32(HISTORY_ROOM), number, flag)
