@@ -145,7 +145,6 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, ModelOptions, "model")
     for flag in ("--disable-log-requests", *ALWAYS_ON):
         parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--swap-space", help=argparse.SUPPRESS)
     add_engine_flags(parser)
 
 

@@ -58,18 +58,30 @@ def _gauges(stats: EngineStats) -> list[_Value]:
         ("paged:num_pages", "KV pages.", stats.num_pages),
         ("paged:num_free_pages", "KV pages that are free.", stats.num_free_pages),
         ("paged:num_cached_pages", "KV pages kept for their content.", stats.num_cached_pages),
+        ("paged:num_host_pages", "KV pages in host memory.", stats.num_host_pages),
+        ("paged:num_used_host_pages", "Those that hold something.", stats.num_used_host_pages),
+        ("paged:num_disk_pages", "KV pages on disk.", stats.num_disk_pages),
         ("paged:page_size", "Tokens per KV page.", stats.page_size),
         ("paged:kv_waste", "Share of the places in used pages without a token.", stats.kv_waste),
     ]
 
 
 def _counters(stats: EngineStats) -> list[_Value]:
+    host_queries = "Prompt tokens not found in pages, looked up in host memory."
+    host_hits = "Prompt tokens loaded from host memory."
+    left_out = "KV pages that the disk was too slow to take."
     compiles = "Compilations while serving; 0 unless something is wrong."
     return [
         ("vllm:prompt_tokens", "Prompt tokens computed.", stats.prompt_tokens),
         ("vllm:generation_tokens", "Tokens generated.", stats.generation_tokens),
         ("vllm:prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_cache_queries),
         ("vllm:prefix_cache_hits", "Prompt tokens found.", stats.prefix_cache_hits),
+        ("vllm:external_prefix_cache_queries", host_queries, stats.host_queries),
+        ("vllm:external_prefix_cache_hits", host_hits, stats.host_hits),
+        ("paged:host_bytes_saved", "Bytes of KV pages sent to the host.", stats.host_bytes_saved),
+        ("paged:host_bytes_loaded", "Bytes that came back from it.", stats.host_bytes_loaded),
+        ("paged:disk_pages_read", "KV pages read from disk.", stats.disk_pages_read),
+        ("paged:disk_pages_left_out", left_out, stats.disk_pages_left_out),
         ("vllm:num_preemptions", "Sequences preempted.", stats.num_preemptions),
         ("paged:num_steps", "Steps run.", stats.num_steps),
         ("paged:compiles_after_warmup", compiles, stats.compiles_after_warmup),

@@ -198,7 +198,5 @@ def _check_certificates(options: ServeOptions) -> None:
 
 
 def _note_ignored(args: argparse.Namespace) -> None:
-    if args.swap_space is not None:
-        logger.warning("--swap-space has no effect: preempted sequences are computed again")
     if args.disable_log_requests:
         logger.warning("--disable-log-requests has no effect: requests are not logged by default")

@@ -18,6 +18,8 @@ from paged.errors import ConfigError
 from paged.groups import LayerGroup
 from paged.models.activations import ACTIVATIONS
 from paged.models.config_values import TOO_MANY, count, flag, number, shown
+from paged.models.quantized.published import published_quantization
+from paged.models.quantized.rules import Quantization
 
 _LAYER_TYPES = ("sliding_attention", "full_attention")
 SUPPORTED_DTYPES = {
@@ -92,6 +94,7 @@ class ModelConfig:
         bos_token_id, eos_token_ids: as config.json has them, possibly none.
         latent_rank: pages hold one row of head_dim elements for a token (num_kv_heads is 1), whose
             first so many are value and part of the key for all heads; None for keys and values.
+        quantization: how projections are stored; None for full precision.
         extras: the settings that only this family has, as a frozen record of its own.
     """
 
@@ -117,6 +120,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     latent_rank: int | None = None
+    quantization: Quantization | None = None
     extras: Any = None
 
     def __post_init__(self) -> None:
@@ -211,7 +215,6 @@ def parse_config(
     Raises:
         ConfigError: a key is missing, or a value is not supported.
     """
-    _refuse_quantized(data)
     num_layers = count(data, "num_hidden_layers")
     num_heads = count(data, "num_attention_heads")
     hidden_size = count(data, "hidden_size")
@@ -238,6 +241,7 @@ def parse_config(
         dtype=_declared_dtype(data),
         bos_token_id=next(iter(token_ids(data.get("bos_token_id"))), None),
         eos_token_ids=token_ids(data.get("eos_token_id")),
+        quantization=published_quantization(data),
         extras=extras,
     )
 
@@ -280,16 +284,6 @@ def resolve_dtype(name: str, config: ModelConfig, platform: str) -> jnp.dtype:
             f"dtype {name!r} is not supported; choose one of auto, {', '.join(SUPPORTED_DTYPES)}"
         )
     return jnp.dtype(SUPPORTED_DTYPES[name])
-
-
-def _refuse_quantized(data: Mapping[str, Any]) -> None:
-    quantization = data.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise ConfigError(
-            f"quantized checkpoints are not supported (quantization_config has quant_method "
-            f"{method!r}); use an unquantized one or a GGUF file"
-        )
 
 
 def _activation(data: Mapping[str, Any]) -> str:

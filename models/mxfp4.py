@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from paged.errors import ConfigError
@@ -20,6 +21,7 @@ from paged.models.weights import ParamSpec, Part
 
 GROUP = 32
 _BIAS = 127
+_BYTES = np.dtype(np.uint8)
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -66,7 +68,7 @@ def mxfp4(name: str, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> An
     rows = outputs[0] if len(outputs) == 1 else outputs[0] * outputs[1]
     groups = (experts, rows, inputs // GROUP)
     parts = (
-        Part(f"{name}_blocks", (*groups, GROUP // 2), (*groups, GROUP // 2), is_bytes=True),
-        Part(f"{name}_scales", groups, groups, is_bytes=True),
+        Part(f"{name}_blocks", (*groups, GROUP // 2), (*groups, GROUP // 2), dtype=_BYTES),
+        Part(f"{name}_scales", groups, groups, dtype=_BYTES),
     )
     return Mxfp4Spec(parts, shape, axes, "normal")

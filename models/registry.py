@@ -43,6 +43,7 @@ from paged.models import (
 from paged.models.config import ModelConfig, architecture_of, parse_config
 from paged.models.encoder import EncoderParams
 from paged.models.layers import DecoderParams, logits
+from paged.models.quantized import quantized
 
 Forward = Callable[
     [DecoderParams, ModelConfig, jax.Array, PagedKVCache, AttentionMetadata],
@@ -56,7 +57,8 @@ class Family:
 
     Attributes:
         defaults: what a config.json that is silent about a key means by it.
-        specs: config to the description of the parameters (a pytree of `ParamSpec`).
+        describe: config to the description of the parameters (a pytree of `ParamSpec`) in full
+            precision.
         forward: (params, config, tokens [T] int32, cache, meta) to (hidden [T, D] after the final
             norm, cache).
         logits: (params, config, hidden [R, D]) to [R, V] float32.
@@ -64,7 +66,7 @@ class Family:
     """
 
     defaults: Mapping[str, Any]
-    specs: Callable[[ModelConfig], DecoderParams]
+    describe: Callable[[ModelConfig], DecoderParams]
     forward: Forward
     logits: Callable[[DecoderParams, ModelConfig, jax.Array], jax.Array]
     configure: Callable[[Mapping[str, Any]], ModelConfig] = parse_config
@@ -75,6 +77,10 @@ class Family:
         if not names:
             raise PicklingError("this model family is not in the registry")
         return get_family, (names[0],)
+
+    def specs(self, config: ModelConfig) -> DecoderParams:
+        """Description of the parameters, quantised as `config` says."""
+        return quantized(self.describe(config), config.quantization)
 
 
 _CHATGLM = Family(chatglm.DEFAULTS, chatglm.specs, chatglm.forward, logits, chatglm.configure)
@@ -141,13 +147,17 @@ class Encoder:
 
     Attributes:
         prefix: what the names of the body begin with where a checkpoint has more than the body.
-        defaults, specs, configure: see `Family`.
+        defaults, describe, configure: see `Family`.
     """
 
     prefix: str
     defaults: Mapping[str, Any]
-    specs: Callable[[ModelConfig], EncoderParams]
+    describe: Callable[[ModelConfig], EncoderParams]
     configure: Callable[[Mapping[str, Any]], ModelConfig]
+
+    def specs(self, config: ModelConfig) -> EncoderParams:
+        """Description of the parameters, quantised as `config` says."""
+        return quantized(self.describe(config), config.quantization)
 
 
 _BERT = Encoder(bert.PREFIX, bert.DEFAULTS, bert.specs, bert.configure)

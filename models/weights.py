@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from paged import matmul
 from paged.models.activations import gate
 
 Init = Literal["normal", "ones", "zeros"]
+_DEVIATION = 0.02  # of random weights
 
 # Logical axis -> mesh axis. Axes that are absent, like the residual stream, are replicated.
 SHARDING_RULES = {"vocab": "tensor", "heads": "tensor", "mlp": "tensor"}
@@ -163,23 +164,32 @@ class Part:
         shape: in the checkpoint.
         view: shape it takes, without moving elements, before the parts are joined.
         first_row: where along the first axis the part begins; it ends when the view is full.
-        is_bytes: bytes (uint8) that are expanded to numbers, rather than numbers.
+        dtype: what it must be in the checkpoint; None for any float of 16 bits or more.
+        any_shape: the checkpoint may have as many elements in another shape.
     """
 
     name: str
     shape: tuple[int, ...]
     view: tuple[int, ...]
     first_row: int = 0
-    is_bytes: bool = False
+    dtype: np.dtype | None = None
+    any_shape: bool = False
 
     def takes(self, dtype: np.dtype) -> bool:
         """Whether the checkpoint tensor may have this dtype."""
-        return dtype == np.uint8 if self.is_bytes else jnp.issubdtype(dtype, jnp.floating)
+        if self.dtype is not None:
+            return dtype == self.dtype
+        return jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize > 1
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether the checkpoint tensor may have this shape."""
+        same_size = self.any_shape and math.prod(shape) == math.prod(self.shape)
+        return same_size or shape == self.shape
 
     def cut(self, tensor: np.ndarray) -> np.ndarray:
         """The rows of the checkpoint tensor that are this part's."""
         rows = math.prod(self.view) // math.prod(self.shape[1:])
-        return tensor[self.first_row : self.first_row + rows]
+        return tensor.reshape(self.shape)[self.first_row : self.first_row + rows]
 
 
 @dataclass(frozen=True)
@@ -208,6 +218,34 @@ class ParamSpec:
     def dtype_among(self, others: jnp.dtype) -> jnp.dtype:
         """What it is held in where the others are held in `others`."""
         return self.dtype or jnp.dtype(others)
+
+    def bytes_to_make(self, dtype: jnp.dtype) -> int:
+        """Bytes that making it takes where the others are held in `dtype`."""
+        return param_bytes(self, dtype)
+
+    def anonymous(self) -> Self:
+        """The same for all parameters of a make: without the names of its parts."""
+        return replace(self, parts=tuple(replace(part, name="") for part in self.parts))
+
+    def stored(self, name: str) -> ParamSpec:
+        """How a file describes it that holds it as it is, under its place in a description."""
+        part = Part(name, self.shape, self.shape, dtype=self.dtype)
+        return ParamSpec((part,), self.shape, self.axes, self.init, dtype=self.dtype)
+
+    def random(self, key: jax.Array, dtype: jnp.dtype) -> jax.Array:
+        """How a random model starts: drawn from N(0, 0.02), or constant, as `init` says."""
+        if self.init == "normal":
+            return _DEVIATION * jax.random.normal(key, self.shape, dtype)
+        return jnp.full(self.shape, 1 if self.init == "ones" else 0, dtype)
+
+    def flaw(self, param: jax.Array) -> str | None:
+        """What is wrong with the values that it was loaded with, if anything is."""
+        return None
+
+    def sharding_on(self, mesh: Mesh | AbstractMesh) -> NamedSharding:
+        """How it lies on the devices of `mesh`."""
+        rules = [SHARDING_RULES.get(axis) if axis else None for axis in self.axes]
+        return NamedSharding(mesh, PartitionSpec(*rules))
 
     def spread(self, sharding: Any) -> tuple[Any, ...]:
         """Where the view of each part goes, for a device to get what it needs of it alone.
@@ -316,9 +354,4 @@ def param_shapes(specs: Any, dtype: jnp.dtype) -> Any:
 
 def param_shardings(specs: Any, mesh: Mesh) -> Any:
     """The pytree of shardings for the described parameters on `mesh`."""
-
-    def sharding(spec: ParamSpec) -> NamedSharding:
-        rules = [SHARDING_RULES.get(axis) if axis else None for axis in spec.axes]
-        return NamedSharding(mesh, PartitionSpec(*rules))
-
-    return jax.tree.map(sharding, specs)
+    return jax.tree.map(lambda spec: spec.sharding_on(mesh), specs)

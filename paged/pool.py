@@ -12,12 +12,17 @@ used first, when the free pages run out. All operations take constant time per p
 
 A page serves the layers of one group (see `paged.groups`): tokens have a page in each, and so their
 hash names one page a group.
+
+What is evicted may go on in host memory (see `paged.host_pages`). To those who look content up,
+host pages are more pages, numbered from `num_pages` on; `bring` makes them pages to be read.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+
+from paged.host_pages import HostPages, PageMove
 
 # Page tables are padded with it: it belongs to nobody and nothing reads it unmasked.
 NULL_PAGE = 0
@@ -39,10 +44,18 @@ class PagePool:
         num_pages: pages of the cache, the null page included.
         page_size: tokens a page holds.
         enable_prefix_caching: whether pages keep their hash when nobody holds them any more.
+        host: where the content of evicted pages goes.
         num_evicted: cached pages taken for new content so far.
+        num_saved, num_loaded: pages written to the host so far, and those that came back.
     """
 
-    def __init__(self, num_pages: int, page_size: int, enable_prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        enable_prefix_caching: bool = True,
+        num_host_pages: int = 0,
+    ) -> None:
         if num_pages < 2 or page_size < 1:
             raise ValueError(
                 f"a pool needs at least 2 pages (one is the null page) of at least 1 token, "
@@ -51,7 +64,9 @@ class PagePool:
         self.num_pages = num_pages
         self.page_size = page_size
         self.enable_prefix_caching = enable_prefix_caching
-        self.num_evicted = 0
+        self.host = HostPages(num_host_pages)
+        self.num_evicted = self.num_saved = self.num_loaded = 0
+        self._moves: list[PageMove] = []
         self._references = [0] * num_pages
         self._free = list(range(num_pages - 1, NULL_PAGE, -1))  # a stack: page 1 is taken first
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -80,9 +95,13 @@ class PagePool:
         return self._references[page]
 
     def can_allocate(self, count: int, shared: Sequence[int] = ()) -> bool:
-        """Whether `count` pages can be allocated after the pages `shared` have been shared."""
-        revived = sum(not self._references[page] for page in shared)
-        return count <= self.num_available - revived
+        """Whether `count` pages can be allocated after the pages `shared` have been brought."""
+        taken = sum(self.is_on_host(page) or not self._references[page] for page in shared)
+        return count <= self.num_available - taken
+
+    def is_on_host(self, page: int) -> bool:
+        """Whether the number is that of a host page."""
+        return page >= self.num_pages
 
     def allocate(self, count: int) -> list[int]:
         """Take pages for new content: free ones first, then the least recently used cached ones.
@@ -106,6 +125,34 @@ class PagePool:
                 assert page in self._cached, f"page {page} is free: it has no content to share"
                 del self._cached[page]
             self._references[page] += 1
+
+    def bring(self, pages: Sequence[int]) -> list[int]:
+        """Share pages that were found; for each on the host a page is taken, to be loaded from it.
+
+        Raises:
+            OutOfPages: see `can_allocate`.
+        """
+        self.share([page for page in pages if not self.is_on_host(page)])
+        host_pages = [page - self.num_pages for page in pages if self.is_on_host(page)]
+        self.host.hold(host_pages)  # else what the new pages held might be written there
+        loaded = self.allocate(len(host_pages))
+        for page, host_page in zip(loaded, host_pages, strict=True):
+            content = self.host.content(host_page)
+            self._name(page, content)
+            self._moves.append(PageMove(page, host_page, to_host=False, content=content))
+        self.host.let_go(host_pages)
+        self.num_loaded += len(loaded)
+        new = iter(loaded)
+        return [next(new) if self.is_on_host(page) else page for page in pages]
+
+    def take_moves(self) -> tuple[PageMove, ...]:
+        """What has to be moved before anything is written to the pages allocated since last time.
+
+        All of it was written before that time, or is moved itself.
+        """
+        moves = tuple(self._moves)
+        self._moves.clear()
+        return moves
 
     def release(self, pages: Sequence[int]) -> None:
         """Drop a reference to each page; those that nobody holds any more are cached or free.
@@ -131,29 +178,39 @@ class PagePool:
         """
         assert self._references[page], f"page {page} is not used: its content is undefined"
         assert page not in self._hash_of, f"page {page} already carries a hash"
-        content = _of_group(content, group)
+        content = of_group(content, group)
         if self.enable_prefix_caching and content not in self._page_of:
-            self._page_of[content] = page
-            self._hash_of[page] = content
+            self._name(page, content)
 
-    def find(self, content: bytes, group: int = 0) -> int | None:
-        """The page of a group that holds the content of that hash. Takes no reference."""
-        return self._page_of.get(_of_group(content, group))
+    def find(self, content: bytes, group: int = 0, *, on_host: bool = False) -> int | None:
+        """The page of a group that holds the content of that hash. Takes no reference.
 
-    def match(self, hashes: Sequence[bytes], group: int = 0) -> list[int]:
-        """Pages that hold the longest known prefix of a hash chain. Takes no references."""
+        Args:
+            on_host: whether a host page will do, where no other page holds it.
+        """
+        content = of_group(content, group)
+        page = self._page_of.get(content)
+        if page is None and on_host:
+            host_page = self.host.find(content)
+            return None if host_page is None else self.num_pages + host_page
+        return page
+
+    def match(self, hashes: Sequence[bytes], group: int = 0, *, on_host: bool = False) -> list[int]:
+        """Pages that hold the longest known prefix of a hash chain, see `find`."""
         pages = []
         for content in hashes:
-            page = self._page_of.get(_of_group(content, group))
+            page = self.find(content, group, on_host=on_host)
             if page is None:
                 break
             pages.append(page)
         return pages
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all content; refused (False) while any page is used."""
+        """Forget all content, on the host too; refused (False) while any page is used."""
         if self.num_used:
             return False
+        self.host.clear()
+        self._moves.clear()
         self._free.extend(self._cached)
         self._cached.clear()
         self._hash_of.clear()
@@ -173,15 +230,25 @@ class PagePool:
         assert cached <= self._hash_of.keys(), "a page without a hash is cached"
         assert not free & self._hash_of.keys(), "a page with a hash is free"
         assert {page: content for content, page in self._page_of.items()} == self._hash_of
+        self.host.check()
+
+    def _name(self, page: int, content: bytes) -> None:
+        self._page_of[content] = page
+        self._hash_of[page] = content
 
     def _evict(self) -> None:
-        """Free the least recently used cached page; its hash is forgotten."""
+        """Free the least recently used cached page; only the host may still know its content."""
         page, _ = self._cached.popitem(last=False)
-        del self._page_of[self._hash_of.pop(page)]
+        content = self._hash_of.pop(page)
+        del self._page_of[content]
+        host_page = self.host.take(content)
+        if host_page is not None:
+            self._moves.append(PageMove(page, host_page, to_host=True, content=content))
+            self.num_saved += 1
         self._free.append(page)
         self.num_evicted += 1
 
 
-def _of_group(content: bytes, group: int) -> bytes:
+def of_group(content: bytes, group: int) -> bytes:
     """The hash of what a group of layers keeps of the same tokens; all hashes have one length."""
     return content + group.to_bytes(2) if group else content

@@ -9,6 +9,7 @@ from paged import matmul
 from paged.attention import default_backend, left_to_others
 from paged.cache import Pages
 from paged.models.experts import slower_products
+from paged.models.quantized import expanded_weights
 from paged.models.weights import param_shapes
 from paged.runtime.errors import ConfigError
 from paged.runtime.steps import StepShapes
@@ -46,7 +47,7 @@ def slower_paths(shapes: StepShapes, dtype: jnp.dtype, device: jax.Device) -> li
     if matmul.available(device) and dtype.itemsize != 2:
         paths.append(f"weights are multiplied by XLA: our kernel takes 16-bit floats, not {dtype}")
     params = param_shapes(shapes.family.specs(shapes.model), dtype)
-    return paths + slower_products(params, device)
+    return paths + slower_products(params, device) + expanded_weights(params, device)
 
 
 def _asked_for(backend: str, device: jax.Device) -> list[str]:

@@ -12,6 +12,7 @@ from paged.runtime.flags import option, size_or_auto
 
 PAGE_SIZES = (8, 16, 32, 64, 128)
 MAX_LOGPROBS = 20
+QUANTIZATION_EXCLUDE = ("lm_head", "*.output_layer", "*.gate", "*.router", "*.shared_expert_gate")
 _COUNTS = {"kv_cache_memory_bytes": 2**63, "max_num_seqs": 2**20, "max_num_batched_tokens": 2**24}
 
 
@@ -38,6 +39,20 @@ class EngineConfig:
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "Element type of weights and activations; auto is the checkpoint's, float32 on CPU."
+    )
+    quantization: Literal["fp8", "int8", "int4"] | None = option(
+        None,
+        "Quantize weights in full precision as they are loaded: 'fp8' and 'int8' have 8 bits and "
+        "multiply in 8 bits, 'int4' has 4 and multiplies in --dtype. Embeddings, norms and the "
+        "experts of mixtures stay as they are, as the start's log tells. Checkpoints that are "
+        "quantized already need no flag.",
+        also=("-q",),
+    )
+    quantization_exclude: tuple[str, ...] = option(
+        QUANTIZATION_EXCLUDE,
+        "Patterns, as of files, for names of weights that --quantization leaves as they are; "
+        f"default {' '.join(QUANTIZATION_EXCLUDE)}: the head and what routes to experts.",
+        metavar="PATTERN",
     )
     kv_cache_dtype: Literal[
         "auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"
@@ -68,6 +83,19 @@ class EngineConfig:
         "Bytes for KV pages (as 2g or 512m); overrides the share above. On CPU default 1g.",
         also=("--kv-cache-memory",),
     )
+    kv_offloading_size: float = option(
+        0.0,
+        "GiB of host memory for KV pages that the device has no room for: those of preempted "
+        "sequences and of prefixes. They come back where that is faster than computing them again.",
+        also=("--swap-space",),
+        metavar="GIB",
+    )
+    kv_offloading_dir: str | None = option(
+        None,
+        "Folder for KV pages that went to host memory, to be found again by later starts with the "
+        "same model; a stop writes there what the device still holds.",
+    )
+    kv_offloading_dir_size: float = option(64.0, "GiB that they may take there.", metavar="GIB")
     block_size: int = option(16, "Tokens per KV page: 8, 16, 32, 64 or 128.")
     enable_prefix_caching: bool = option(True, "Keep and share the pages of common prefixes.")
     max_num_seqs: int | None = option(
@@ -100,6 +128,7 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
+        self._check_offloading()
         if self.block_size not in PAGE_SIZES:
             raise ConfigError(
                 f"--block-size must be one of {', '.join(map(str, PAGE_SIZES))}, "
@@ -134,6 +163,28 @@ class EngineConfig:
             raise ConfigError(
                 "--long-prefill-token-threshold must be at least 0, "
                 f"got {self.long_prefill_token_threshold}"
+            )
+
+    def _check_offloading(self) -> None:
+        if not 0 <= self.kv_offloading_size < float("inf"):
+            raise ConfigError(
+                "--kv-offloading-size must be at least 0 and finite, in GiB, "
+                f"got {self.kv_offloading_size}"
+            )
+        if self.kv_offloading_size and not self.enable_prefix_caching:
+            raise ConfigError(
+                "--kv-offloading-size needs the prefix cache, which finds pages in host memory "
+                "too: leave --no-enable-prefix-caching away."
+            )
+        if self.kv_offloading_dir is not None and not self.kv_offloading_size:
+            raise ConfigError(
+                "--kv-offloading-dir needs host memory, which pages pass through: give "
+                "--kv-offloading-size."
+            )
+        if not 0 < self.kv_offloading_dir_size < float("inf"):
+            raise ConfigError(
+                "--kv-offloading-dir-size must be above 0 and finite, in GiB, "
+                f"got {self.kv_offloading_dir_size}"
             )
 
 

@@ -12,32 +12,40 @@ import logging
 import random
 import time
 from collections import deque
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from paged.models.loading import ModelSource
 from paged.pool import PagePool
+from paged.runtime.bans import Bans
 from paged.runtime.compiles import num_compiles
 from paged.runtime.config import EngineConfig
+from paged.runtime.disk_pages import Fetched, FoundPage
 from paged.runtime.engine import load_tokenizer
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.guides import Compiled, Grammars, Guide
 from paged.runtime.messages import Candidates, EngineRequest, EngineStats, SequenceOutput
-from paged.runtime.plan import StepPlan, TokenEvent
+from paged.runtime.plan import Row, StepPlan, TokenEvent
 from paged.runtime.runner import InFlight, SlotRequest, StepResult
 from paged.runtime.sampler import TokenLogprobs
 from paged.runtime.scheduler import Scheduler
 from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits
-from paged.runtime.setup import prepare
+from paged.runtime.setup import open_disk_tier, prepare
 
 logger = logging.getLogger(__name__)
 
 # Seconds that a step waits for grammars when there is nothing else to do.
 _PATIENCE = 0.002
+_STUCK = (
+    "no token is left to come next: bad_words, allowed_token_ids or banned_token_ids rule out all "
+    "that the form of the output, if it has one, allows here"
+)
 
 
 @dataclass(eq=False)
@@ -61,7 +69,7 @@ class _Owner:
 
     Attributes:
         says_more: whether its news hold more than tokens.
-        guide: where it is in its grammar; None if it is free.
+        guide: what says which tokens may come next; None if it is free.
     """
 
     live: _Request
@@ -81,6 +89,25 @@ class _Scores(NamedTuple):
 _NONE = _Scores(None, None)
 
 
+class _Preparing(NamedTuple):
+    """A request that is not queued yet.
+
+    Attributes:
+        compiled: its grammar, if it has one.
+        fetched: pages of its prompt, if some are being read from disk.
+    """
+
+    live: _Request
+    compiled: Compiled | None
+    fetched: Fetched | None
+
+    @property
+    def missing(self) -> list[Future[Any]]:
+        """What it waits for."""
+        parts = (self.compiled, self.fetched)
+        return [part for part in parts if part is not None and not part.done()]
+
+
 class EngineCore:
     """Scheduler and device behind four calls: add, abort, step, close.
 
@@ -95,9 +122,13 @@ class EngineCore:
         self.max_model_len = scheduling.max_model_len
         self.vocab_size = source.config.vocab_size
         self._pool = PagePool(
-            self.memory.num_pages, self.memory.page_size, config.enable_prefix_caching
+            self.memory.num_pages,
+            self.memory.page_size,
+            config.enable_prefix_caching,
+            self.memory.num_host_pages,
         )
         self._scheduler = Scheduler(scheduling, self._pool)
+        self._disk = open_disk_tier(config, self._runner, self._pool, scheduling)
         self._eos = source.eos_token_ids
         self._seeds = random.Random(config.seed)
         self._requests: dict[str, _Request] = {}
@@ -106,7 +137,7 @@ class EngineCore:
         self._grammars = Grammars(
             partial(load_tokenizer, config, source), self.vocab_size, self._eos
         )
-        self._compiling: list[tuple[_Request, Compiled]] = []
+        self._preparing: list[_Preparing] = []
         self._num_guided = 0
         self._num_sequences = self._num_steps = 0
         self._prompt_tokens = self._generation_tokens = 0
@@ -118,7 +149,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._in_flight or self._compiling)
+        return self._scheduler.has_work or bool(self._in_flight or self._preparing)
 
     def fileno(self) -> None:
         """No other process has news for `step`."""
@@ -144,7 +175,11 @@ class EngineCore:
         min_tokens = 0 if guided else params.min_tokens
         limits = SequenceLimits(params.max_tokens, min_tokens, stops | eos, eos - stops)
         compiled = self._grammars.compile(request.grammar) if guided else None
+        bans = self._bans(request)
         scores: list[Candidates] | None = None if params.prompt_logprobs is None else []
+        fetched = None
+        if self._disk is not None and scores is None:
+            fetched = self._disk.fetch(request.prompt_token_ids, request.cache_salt)
         live = _Request(request, prompt_scores=scores)
         for index in range(params.n):
             sequence = Sequence(
@@ -157,18 +192,26 @@ class EngineCore:
                 reads_prefix_cache=index > 0 or params.prompt_logprobs is None,
                 parent=live.sequences[0] if index else None,
             )
-            if compiled is None:
+            if compiled is None and fetched is None:
                 self._scheduler.add(sequence)
             self._num_sequences += 1
             live.sequences[index] = sequence
             seed = self._seeds.getrandbits(64) if params.seed is None else params.seed + index
             says_more = params.logprobs is not None or (index == 0 and scores is not None)
-            guide = None if compiled is None else Guide(compiled)
+            guide = Guide(compiled, bans) if compiled or bans else None
             self._owner[sequence] = _Owner(live, index, seed, says_more, guide)
+            self._num_guided += guide is not None
         self._requests[request.request_id] = live
-        if compiled is not None:
-            self._compiling.append((live, compiled))
-            self._num_guided += params.n
+        if compiled is not None or fetched is not None:
+            self._preparing.append(_Preparing(live, compiled, fetched))
+
+    def _bans(self, request: EngineRequest) -> Bans | None:
+        """What must be ruled out on the host: all of it where a grammar rules out the rest."""
+        params = request.params
+        rules_out = params.allowed_token_ids is not None or params.banned_token_ids
+        if not request.bad_words and not (request.grammar and rules_out):
+            return None
+        return Bans.of(params, request.bad_words, self.vocab_size)
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
         """End a request, or one of its sequences. An id that is not live is ignored."""
@@ -192,8 +235,8 @@ class EngineCore:
         self._check_alive()
         news: list[SequenceOutput] = []
         try:
-            if self._compiling:
-                news += self._queue_compiled()
+            if self._preparing:
+                news += self._queue_prepared()
             plan = self._scheduler.schedule()
             if plan is not None:
                 self._launch(plan, news)
@@ -204,10 +247,10 @@ class EngineCore:
             return [*news, *self._die(error)]
 
     def stats(self) -> EngineStats:
-        scheduler, pool = self._scheduler, self._pool
+        scheduler, pool, disk = self._scheduler, self._pool, self._disk
         return EngineStats(
             num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting + self._num_compiling,
+            num_waiting=scheduler.num_waiting + self._num_preparing,
             kv_cache_usage=scheduler.kv_usage,
             num_pages=self.memory.num_pages - 1,
             num_free_pages=pool.num_free,
@@ -218,38 +261,60 @@ class EngineCore:
             generation_tokens=self._generation_tokens,
             prefix_cache_queries=scheduler.prefix_queries,
             prefix_cache_hits=scheduler.prefix_hits,
+            host_queries=scheduler.host_queries,
+            host_hits=scheduler.host_hits,
+            num_host_pages=pool.host.num_pages,
+            num_used_host_pages=pool.host.num_used,
+            host_bytes_saved=pool.num_saved * self.memory.bytes_per_page,
+            host_bytes_loaded=pool.num_loaded * self.memory.bytes_per_page,
+            num_disk_pages=len(disk.files) if disk else 0,
+            disk_pages_read=disk.files.num_read if disk else 0,
+            disk_pages_left_out=disk.files.num_left_out if disk else 0,
             num_preemptions=scheduler.num_preemptions,
             num_steps=self._num_steps,
             compiles_after_warmup=num_compiles() - self._compiles_at_start,
         )
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached pages; False, and nothing done, while sequences use pages."""
-        return self._scheduler.reset_prefix_cache()
+        """Forget all cached pages, wherever they are; False, and nothing done, while any is used.
+
+        Those count that are being read from disk.
+        """
+        if (
+            any(each.fetched for each in self._preparing)
+            or not self._scheduler.reset_prefix_cache()
+        ):
+            return False
+        if self._disk is not None:
+            self._disk.files.clear()
+        return True
 
     def close(self) -> None:
         """End everything and give the device's memory back. Idempotent."""
         for request_id in list(self._requests):
             self.abort(request_id)
         self._in_flight.clear()
+        self._close_disk()
         self._cause_of_death = self._cause_of_death or "the engine was closed"
         self._grammars.close()
         self._runner.close()
 
     @property
-    def _num_compiling(self) -> int:
-        return sum(len(live.sequences) for live, _ in self._compiling)
+    def _num_preparing(self) -> int:
+        return sum(len(each.live.sequences) for each in self._preparing)
 
-    def _queue_compiled(self) -> list[SequenceOutput]:
-        """Queue the requests whose grammars are there; end those whose grammar cannot be."""
+    def _queue_prepared(self) -> list[SequenceOutput]:
+        """Queue the requests that have what they waited for; end those whose grammar cannot be."""
         idle = not (self._scheduler.has_work or self._in_flight)
-        futures = [compiled for _, compiled in self._compiling]
-        wait(futures, _PATIENCE if idle else 0, FIRST_COMPLETED)
-        done = [each for each in self._compiling if each[1].done()]
-        self._compiling = [each for each in self._compiling if each not in done]
+        missing = [future for each in self._preparing for future in each.missing]
+        wait(missing, _PATIENCE if idle else 0, FIRST_COMPLETED)
+        done = [each for each in self._preparing if not each.missing]
+        self._preparing = [each for each in self._preparing if each not in done]
         ended: list[SequenceOutput] = []
-        for live, compiled in done:
-            failure = compiled.exception()
+        for live, compiled, fetched in done:
+            if fetched is not None:
+                self._take_in(fetched.result())
+            failure = None if compiled is None else compiled.exception()
             for index, sequence in list(live.sequences.items()):
                 if failure is None:
                     self._scheduler.add(sequence)
@@ -257,6 +322,27 @@ class EngineCore:
                     self._forget(sequence)
                     ended.append(_ending(live, index, "abort", str(failure)))
         return ended
+
+    def _take_in(self, found: list[FoundPage]) -> None:
+        """Keep in host memory what was read from disk."""
+        for content, arrays in found:
+            host_page = self._pool.host.take(content)
+            if host_page is not None:
+                self._runner.host.put(host_page, arrays)
+
+    def _close_disk(self) -> None:
+        """Write what the device still holds, and end.
+
+        What was used last goes first: whoever waits for this process may lose patience.
+        """
+        if self._disk is None:
+            return
+        files = self._disk.files
+        if self._cause_of_death is None:
+            self._runner.host.on_save = partial(files.write, wait=True)
+            self._pool.release(self._pool.allocate(self._pool.num_available))
+            self._runner.move(self._pool.take_moves()[::-1][: files.max_pages])
+        files.close()
 
     def _launch(self, plan: StepPlan, news: list[SequenceOutput]) -> None:
         """Enqueue a step; what is read for its sake goes to the news."""
@@ -286,18 +372,35 @@ class EngineCore:
         while self._in_flight:
             news += self._read(self._in_flight.popleft())
         if rows := self._guided_rows(plan):  # those that have not ended just now
-            slots, guides = zip(*rows, strict=True)
-            self._runner.load_masks(list(slots), self._grammars.masks(guides))
+            guides = [owner.guide for _, owner in rows if owner.guide is not None]
+            masks = self._grammars.masks(guides)
+            news += self._end_stuck(rows, masks)
+            self._runner.load_masks([row.slot for row, _ in rows], masks)
         return self._runner.finish(started)
 
-    def _guided_rows(self, plan: StepPlan) -> list[tuple[int, Guide]]:
-        """Slots and guides of the rows that a grammar says the next token of."""
+    def _guided_rows(self, plan: StepPlan) -> list[tuple[Row, _Owner]]:
+        """The rows whose next tokens guides have a say in."""
         rows = []
         for row in plan.rows:
             owner = self._owner.get(row.sequence) if row.samples else None
             if owner is not None and owner.guide is not None:
-                rows.append((row.slot, owner.guide))
+                rows.append((row, owner))
         return rows
+
+    def _end_stuck(
+        self, rows: list[tuple[Row, _Owner]], masks: NDArray[np.int32]
+    ) -> list[SequenceOutput]:
+        """End the sequences that no token may follow; what the step chooses for them is dropped."""
+        news = []
+        for (row, owner), left in zip(rows, masks.any(axis=1), strict=True):
+            if not left and owner.guide is not None:
+                stopped = owner.guide.may_end
+                reason = FinishReason.STOP if stopped else FinishReason.ABORT
+                self._scheduler.finish([row.sequence.sequence_id], reason)
+                self._forget(row.sequence)
+                error = None if stopped else owner.guide.error or _STUCK
+                news.append(_ending(owner.live, owner.index, reason.value, error))
+        return news
 
     def _read(self, step: InFlight) -> list[SequenceOutput]:
         result = step.read()
@@ -393,7 +496,7 @@ class EngineCore:
         self._owner.clear()
         self._requests.clear()
         self._in_flight.clear()
-        self._compiling.clear()
+        self._preparing.clear()
         self._num_guided = 0
         return ended
 

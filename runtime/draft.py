@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from paged.host_pages import PageMove
 from paged.runtime.plan import PageCopy, PageUpdate, Row, StepPlan
 from paged.runtime.sequence import Sequence
 
@@ -41,10 +42,11 @@ class Draft:
         rows = (*self.chunks, *self.decodes)
         return any(row.sequence is sequence and row.start < num_prompt for row in rows)
 
-    def finish(self) -> StepPlan:
+    def finish(self, moves: tuple[PageMove, ...]) -> StepPlan:
         return StepPlan(
             rows=(*self.decodes, *self.chunks),
             admitted=tuple(self.admitted),
             page_updates=tuple(self.page_updates),
             copies=tuple(self.copies),
+            moves=moves,
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from paged.runtime.config import EngineConfig, flags
 from paged.runtime.errors import ConfigError
+from paged.runtime.flags import keywords
 from paged.runtime.front import Front, Prepared
 from paged.runtime.memory import MemoryPlan
 from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
@@ -116,14 +117,22 @@ class Engine:
 
 
 def engine_config(model: str | None, given: dict[str, Any]) -> EngineConfig:
-    """The configuration that keywords ask for; a TypeError suggests the name that was meant."""
-    names = [flag.name for flag in flags()]
-    for name in given:
+    """The configuration that keywords ask for, by any name that their flags have.
+
+    Raises:
+        TypeError: for an unknown name, with the one that was meant; or for two names of one flag.
+    """
+    names = {name: flag.name for flag in flags() for name in keywords(flag)}
+    values: dict[str, Any] = {}
+    for name, value in given.items():
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {close[0]!r}?" if close else "see EngineConfig for what there is"
             raise TypeError(f"unexpected keyword argument {name!r}: {hint}")
-    return EngineConfig(model=model, **given)
+        if names[name] in values:
+            raise TypeError(f"{name!r} and another name of {names[name]!r} are given: use one")
+        values[names[name]] = value
+    return EngineConfig(model=model, **values)
 
 
 def load_engine(config: EngineConfig, *, separate_process: bool = False) -> Engine:
@@ -166,12 +175,15 @@ def find_model(config: EngineConfig) -> ModelSource:
     # Here, so that front, processor and their tests need no JAX.
     from paged.models.loading import resolve_model
 
-    return resolve_model(
+    source = resolve_model(
         config.model,
         revision=config.revision,
         download_dir=config.download_dir,
         load_format=config.load_format,
     )
+    if config.quantization is None:
+        return source
+    return source.quantized(config.quantization, config.quantization_exclude)
 
 
 def _core_here(config: EngineConfig, source: ModelSource) -> LoadedCore:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, field, fields
 from decimal import Decimal
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _SUFFIXES = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 _SIZE = re.compile(r"(?P<number>-?\d+(?:\.\d+)?)(?P<suffix>[kKmMgG]?)")
@@ -44,6 +44,12 @@ def add_flags(parser: argparse.ArgumentParser, config: type[Any], title: str) ->
         names = (name, *each.metadata["also"])
         action = group.add_argument(*names, dest=each.name, **_how(each, hints[each.name]))
         action.help = _help(each)
+
+
+def keywords(each: Field[Any]) -> tuple[str, ...]:
+    """The names of a field in Python: its own, and its flag's other spellings."""
+    others = (spelling.lstrip("-").replace("-", "_") for spelling in each.metadata["also"])
+    return each.name, *others
 
 
 def read_flags[T](config: type[T], args: argparse.Namespace) -> T:
@@ -119,6 +125,6 @@ def _how(each: Field[Any], hint: Any) -> dict[str, Any]:
 
 
 def _without_none(hint: Any) -> Any:
-    if isinstance(hint, UnionType):
+    if get_origin(hint) in (Union, UnionType):  # of a Literal it is the one, of a class the other
         [hint] = [kind for kind in get_args(hint) if kind is not NoneType]
     return hint

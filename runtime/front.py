@@ -38,6 +38,7 @@ class TokensPrompt(TypedDict):
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _MAX_SALT = 1024
+_MAX_WORD = 64
 
 
 class Prepared(NamedTuple):
@@ -53,6 +54,13 @@ class Parts(NamedTuple):
     text: str | None
     token_ids: list[int] | None
     cache_salt: str
+
+
+class BadWords(NamedTuple):
+    """Words as tokens: those of one, and those of several."""
+
+    single: list[int]
+    longer: list[list[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +117,7 @@ class Front:
                     "the prompt is empty; it must hold at least one token", "prompt"
                 )
             # First: a prompt that is too long need not be looked through.
-            resolved = self._resolve(wanted, len(part.token_ids))
+            resolved, words = self._resolve(wanted, len(part.token_ids))
             check_ids(part.token_ids, self.vocab_size, "prompt")
             self._check_priority(priority)
             _check_text(request_id, "request_id")
@@ -122,6 +130,7 @@ class Front:
                 arrival_time=arrival,
                 cache_salt=part.cache_salt,
                 grammar=self._grammar(wanted),
+                bad_words=words.longer,
             )
             prepared.append(Prepared(request, part.text))
         return prepared
@@ -188,8 +197,10 @@ class Front:
                 "priority",
             )
 
-    def _resolve(self, params: SamplingParams | None, num_prompt_tokens: int) -> SamplingParams:
-        """Checked parameters with max_tokens set; a grammar travels beside them."""
+    def _resolve(
+        self, params: SamplingParams | None, num_prompt_tokens: int
+    ) -> tuple[SamplingParams, BadWords]:
+        """Checked parameters with max_tokens set; grammars and long words travel beside them."""
         room = self.max_model_len - num_prompt_tokens
         explicit = params is not None and params.max_tokens is not None
         params = self.default_params if params is None else params
@@ -197,13 +208,14 @@ class Front:
         if room < 1 or (explicit and wanted is not None and wanted > room):
             raise self._too_long(num_prompt_tokens, wanted)
         self._check_params(params)
+        words = self._tokens_of(params.bad_words or ())
         if params.bad_words:
-            banned = [*(params.banned_token_ids or ()), *self._tokens_of(params.bad_words)]
-            params = replace(params, banned_token_ids=banned, bad_words=None)
+            banned = [*(params.banned_token_ids or ()), *words.single]
+            params = replace(params, banned_token_ids=banned or None, bad_words=None)
         max_tokens = room if wanted is None else min(wanted, room)
         if max_tokens == wanted and params.structured_outputs is None:
-            return params
-        return replace(params, max_tokens=max_tokens, structured_outputs=None)
+            return params, words
+        return replace(params, max_tokens=max_tokens, structured_outputs=None), words
 
     def _grammar(self, params: SamplingParams | None) -> str:
         """What the output must follow; "" if it is free."""
@@ -255,8 +267,10 @@ class Front:
                 "allowed_token_ids",
             )
 
-    def _tokens_of(self, words: Sequence[str]) -> list[int]:
+    def _tokens_of(self, words: Sequence[str]) -> BadWords:
         """The tokens that stand for these words, alone and behind a space."""
+        if not words:
+            return BadWords([], [])
         if self.tokenizer is None:
             raise InvalidRequest(
                 "bad_words need a tokenizer; the engine was started with skip_tokenizer_init",
@@ -265,15 +279,15 @@ class Front:
         for word in words:
             _check_text(word, "bad_words")
         spellings = [each for word in words for each in (word, f" {word.lstrip()}")]
-        encoded = self._encode(spellings, add_special_tokens=False)
+        encoded = sorted(set(map(tuple, self._encode(spellings, add_special_tokens=False))))
         longest = max(map(len, encoded))
-        if longest > 1:
+        if longest > _MAX_WORD:
             raise InvalidRequest(
-                f"bad_words must be one token each, with and without a space before them; one of "
-                f"them is {longest}",
+                f"bad_words may have {_MAX_WORD} tokens each, one of them has {longest}",
                 "bad_words",
             )
-        return sorted({token for token_ids in encoded for token in token_ids})
+        single = [ids[0] for ids in encoded if len(ids) == 1]
+        return BadWords(single, [list(ids) for ids in encoded if len(ids) > 1])
 
 
 def take_apart(prompt: Prompt, cache_salt: str) -> Parts:

@@ -32,6 +32,12 @@ def special_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
     return _make(tokenizer, tokens, tokenizer.eos_token_ids or (0,))
 
 
+def special_ids(tokenizer: Tokenizer, vocab_size: int) -> dict[str, int]:
+    """The special tokens by their text."""
+    ids = (token for token in tokenizer.special_ids if token < vocab_size)
+    return {tokenizer.token_text(token): token for token in ids}
+
+
 def _make(tokenizer: Tokenizer, tokens: list[bytes], eos_token_ids: Iterable[int]) -> LLTokenizer:
     eos = sorted(eos_token_ids)
     wrapper = TokenizerWrapper(_Vocabulary(tokenizer, tokens, eos))

@@ -1,5 +1,8 @@
 """Grammars at work in the engine: which tokens may come next in each sequence that has one.
 
+So are words that may not come, as far as they have several tokens: which of these is ruled out
+depends on those before it, as in a grammar.
+
 Compiling needs the bytes of every token, which are made for the first grammar that comes. Both
 happen in a thread of their own. What is compiled is kept by its text; each sequence has a copy with
 its own state, which stays with it through preemptions.
@@ -18,10 +21,11 @@ from llguidance.numpy import fill_next_token_bitmask_par
 from numpy.typing import NDArray
 
 from paged.models.tokenizer import Tokenizer
+from paged.runtime.bans import Bans, Recent
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.grammar import LIMITS
 from paged.runtime.grammar_vocabulary import grammar_vocabulary
-from paged.runtime.sampler import num_words
+from paged.runtime.sampler import EVERY_TOKEN, num_words
 
 _MAX_KEPT = 64
 
@@ -31,28 +35,47 @@ Compiled = Future[LLMatcher]
 
 
 class Guide:
-    """Where one sequence is in its grammar, once that is compiled."""
+    """Where one sequence is in its grammar, once that is compiled, and what is ruled out besides.
 
-    def __init__(self, compiled: Compiled) -> None:
+    Args:
+        compiled: its grammar; None if it has none, but words that may not come.
+        bans: None if there are none.
+    """
+
+    def __init__(self, compiled: Compiled | None, bans: Bans | None = None) -> None:
         self._compiled = compiled
+        self._recent = None if bans is None else Recent(bans)
 
     @cached_property
-    def matcher(self) -> LLMatcher:
-        return self._compiled.result().deep_copy()
+    def matcher(self) -> LLMatcher | None:
+        return None if self._compiled is None else self._compiled.result().deep_copy()
 
     def advance(self, token: int) -> None:
         """Take in the sequence's next token."""
-        self.matcher.consume_token(token)
+        if self.matcher is not None:
+            self.matcher.consume_token(token)
+        if self._recent is not None:
+            self._recent.add(token)
+
+    def restrict(self, mask: NDArray[np.int32]) -> None:
+        """Take from what its grammar allows, [W], what is ruled out."""
+        if self._recent is not None:
+            self._recent.apply(mask)
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing may follow, or there is an error."""
-        return self.matcher.is_stopped()
+        return self.matcher is not None and self.matcher.is_stopped()
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the output is all that its grammar asks for."""
+        return self.matcher is not None and self.matcher.is_accepting()
 
     @property
     def error(self) -> str:
         """Why the grammar cannot be followed any further; "" while it can."""
-        return self.matcher.get_error()
+        return "" if self.matcher is None else self.matcher.get_error()
 
 
 class Grammars:
@@ -89,7 +112,13 @@ class Grammars:
         """[len(guides), ceil(V / 32)]: bit t % 32 of word t // 32 says whether token t may come."""
         masks = np.zeros((len(guides), num_words(self._vocab_size)), np.int32)
         places = [(guide.matcher, place) for place, guide in enumerate(guides)]
-        fill_next_token_bitmask_par(self._executor, places, masks)
+        bound = [(matcher, place) for matcher, place in places if matcher is not None]
+        if bound:
+            fill_next_token_bitmask_par(self._executor, bound, masks)
+        for mask, guide in zip(masks, guides, strict=True):
+            if guide.matcher is None:
+                mask[:] = EVERY_TOKEN
+            guide.restrict(mask)
         return masks
 
     def close(self) -> None:

@@ -95,7 +95,7 @@ def _process() -> str:
     device = jax.devices()[0]
     return "\n".join(
         (
-            _source(),
+            source_digest(),
             f"jax {jax.__version__}, jaxlib {version('jaxlib')}",
             device.client.platform_version,
             f"{device.device_kind} {getattr(device, 'compute_capability', '')}",
@@ -112,7 +112,8 @@ def _host() -> str:
     return next((line for line in lines if line.startswith("flags")), platform.processor())
 
 
-def _source() -> str:
+@cache
+def source_digest() -> str:
     """Digest of every module of this package."""
     digest = hashlib.sha256()
     for folder, _, names in sorted(os.walk(Path(__file__).parents[1], followlinks=True)):

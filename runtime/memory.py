@@ -26,6 +26,8 @@ class MemoryPlan:
         bytes_per_page, page_size, num_pages: the pages, the null page included.
         max_model_len: longest sequence.
         pages_per_sequence: pages that one holds at its end, in all groups of layers.
+        num_host_pages: pages in host memory.
+        transit: for pages on their way from and to the host.
     """
 
     budget: int | None
@@ -37,6 +39,8 @@ class MemoryPlan:
     num_pages: int
     max_model_len: int
     pages_per_sequence: int
+    num_host_pages: int = 0
+    transit: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -44,8 +48,16 @@ class MemoryPlan:
 
         Of shorter ones fewer fit if layers have windows, which these do not outgrow.
         """
+        return self._tokens_in(self.num_pages - 1)
+
+    @property
+    def num_host_tokens(self) -> int:
+        """Tokens of the longest sequences that fit in host memory."""
+        return self._tokens_in(self.num_host_pages)
+
+    def _tokens_in(self, num_pages: int) -> int:
         tokens = self.page_size * -(-self.max_model_len // self.page_size)
-        return (self.num_pages - 1) * tokens // self.pages_per_sequence
+        return num_pages * tokens // self.pages_per_sequence
 
     @property
     def num_full_sequences(self) -> float:
@@ -60,6 +72,7 @@ class MemoryPlan:
             "weights": self.weights,
             "slot state": self.state,
             "step memory": self.steps,  # not worked out without a budget
+            "host transfers": self.transit,
         }
         lines = [
             "Memory:",
@@ -71,11 +84,17 @@ class MemoryPlan:
             f"Maximum concurrency for {self.max_model_len:,} tokens per request: "
             f"{self.num_full_sequences:.2f}x",
         ]
+        if self.num_host_pages:
+            host = size_text(self.num_host_pages * self.bytes_per_page)
+            lines.append(f"Host KV cache size: {self.num_host_tokens:,} tokens ({host})")
         return "\n".join(lines)
 
 
 def page_memory(budget: int, weights: int, state: int, steps: int) -> int:
     """Bytes left for pages.
+
+    Args:
+        steps: what running steps takes, pages on their way from and to the host included.
 
     Raises:
         ConfigError: nothing is left; says by how much and which flags would help.
@@ -89,6 +108,28 @@ def page_memory(budget: int, weights: int, state: int, steps: int) -> int:
             "--max-num-seqs or --max-num-batched-tokens."
         )
     return left
+
+
+def host_pages(wanted: int, bytes_per_page: int, available: int | None) -> int:
+    """Pages that fit in the bytes of host memory that are wanted; none if those are 0.
+
+    Args:
+        available: see `available_memory`.
+
+    Raises:
+        ConfigError: it is more than there is, or less than a page.
+    """
+    if wanted and wanted < bytes_per_page:
+        raise ConfigError(
+            f"--kv-offloading-size is {size_text(wanted)}, and one KV page takes "
+            f"{size_text(bytes_per_page)}. Give more, or 0 for none."
+        )
+    if available is not None and wanted > available:
+        raise ConfigError(
+            f"--kv-offloading-size is {size_text(wanted)}, and this machine has "
+            f"{size_text(available)} of memory left. Use at most {available / _GIB:.2f}."
+        )
+    return wanted // bytes_per_page
 
 
 def fit_model_len(
@@ -147,18 +188,22 @@ def check_host_memory(plan: MemoryPlan, available: int | None) -> None:
     Raises:
         ConfigError: with the numbers.
     """
-    pages = plan.num_pages * plan.bytes_per_page
+    pages = (plan.num_pages + plan.num_host_pages) * plan.bytes_per_page
     if available is None or plan.weights + plan.state + pages <= available:
         return
     raise ConfigError(
         f"This machine has {size_text(available)} of memory left, and the model wants more: "
         f"weights {size_text(plan.weights)}, slot state {size_text(plan.state)}, KV pages "
-        f"{size_text(pages)}. Lower --kv-cache-memory-bytes, or take a smaller model or --dtype."
+        f"{size_text(pages)}. Lower --kv-cache-memory-bytes or --kv-offloading-size, or take a "
+        "smaller model or --dtype."
     )
 
 
-def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+def available_memory(meminfo: Path = Path("/proc/meminfo"), *, swap: bool = True) -> int | None:
     """Bytes that this machine can still give out, swap included; None where it does not say.
+
+    Args:
+        swap: whether swap counts, which pinned memory cannot have.
 
     In a container this is the whole machine's, so that less than it may still be too much.
     """
@@ -169,7 +214,8 @@ def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
     sizes = {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
     if "MemAvailable" not in sizes:
         return None
-    return 1024 * sum(int(sizes[name][0]) for name in ("MemAvailable", "SwapFree") if name in sizes)
+    counted = ("MemAvailable", "SwapFree") if swap else ("MemAvailable",)
+    return 1024 * sum(int(sizes[name][0]) for name in counted if name in sizes)
 
 
 def size_text(num_bytes: int) -> str:

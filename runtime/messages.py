@@ -23,6 +23,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
         arrival_time: seconds, `time.time`.
         cache_salt: keeps prefix cache entries apart; "" shares.
         grammar: that the output must follow, as `paged.runtime.grammar` writes it; "" for none.
+        bad_words: token sequences that the output must not hold, of two tokens or more each.
     """
 
     request_id: str
@@ -32,6 +33,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     arrival_time: float = 0.0
     cache_salt: str = ""
     grammar: str = ""
+    bad_words: list[list[int]] = []
 
 
 class Candidates(msgspec.Struct, frozen=True, array_like=True):
@@ -91,7 +93,14 @@ class EngineStats(msgspec.Struct, frozen=True):
         num_pages, num_free_pages, num_cached_pages, page_size: the pool.
         kv_waste: share of the token places in used pages that hold no token, 0 to 1.
         prompt_tokens, generation_tokens: counters, tokens computed and tokens sampled.
-        prefix_cache_queries, prefix_cache_hits: counters, prompt tokens.
+        prefix_cache_queries, prefix_cache_hits: counters, prompt tokens looked up in pages.
+        host_queries, host_hits: counters, those not found there, looked up in host memory, and
+            those loaded from it.
+        num_host_pages, num_used_host_pages: pages in host memory, and those that hold something.
+        host_bytes_saved, host_bytes_loaded: counters, bytes that went there and that came back.
+        num_disk_pages: pages on disk.
+        disk_pages_read, disk_pages_left_out: counters, pages that came back from there, and those
+            that the disk was too slow to take.
         num_preemptions: counter.
         num_steps: counter.
         compiles_after_warmup: counter; 0 unless something is wrong.
@@ -109,6 +118,15 @@ class EngineStats(msgspec.Struct, frozen=True):
     generation_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    host_queries: int = 0
+    host_hits: int = 0
+    num_host_pages: int = 0
+    num_used_host_pages: int = 0
+    host_bytes_saved: int = 0
+    host_bytes_loaded: int = 0
+    num_disk_pages: int = 0
+    disk_pages_read: int = 0
+    disk_pages_left_out: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
     compiles_after_warmup: int = 0

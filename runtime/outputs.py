@@ -41,6 +41,7 @@ class CompletionOutput(Struct):
         finish_reason: "stop", "length", "abort" or "error"; None while it runs.
         stop_reason: the stop string or stop token id that ended it; None for end-of-sequence.
         error: what went wrong, when finish_reason is "error".
+        impossible: whether that is that what was asked for cannot be had.
     """
 
     index: int
@@ -51,6 +52,7 @@ class CompletionOutput(Struct):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    impossible: bool = False
 
     def finished(self) -> bool:
         return self.finish_reason is not None

@@ -9,7 +9,7 @@ reads them any more.
 
 from __future__ import annotations
 
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import NamedTuple
 
 from paged.groups import Windows, entries_behind, most_entries
@@ -17,6 +17,7 @@ from paged.hits import find_prefix
 from paged.pool import NULL_PAGE, PagePool
 from paged.prefix import extend_hashes
 from paged.runtime.draft import Draft
+from paged.runtime.load_costs import LoadCosts
 from paged.runtime.plan import PageCopy
 from paged.runtime.sequence import Sequence
 
@@ -29,16 +30,18 @@ class Prefix(NamedTuple):
         tables: for each group, their pages; the last may be filled in part.
         num_behind: entries of each table that its window does not reach from the next token.
         num_full: entries whose pages are full.
+        num_from_host: tokens of them that need not be computed thanks to host pages.
     """
 
     num_tokens: int
     tables: list[list[int]]
     num_behind: list[int]
     num_full: int
+    num_from_host: int = 0
 
     @property
     def shared(self) -> list[int]:
-        """Its full pages, which can be shared. The other would be written to: it is copied."""
+        """Its full pages, to be brought. The other would be written to: it is copied."""
         tables = zip(self.tables, self.num_behind, strict=True)
         return [page for table, behind in tables for page in table[behind : self.num_full]]
 
@@ -49,10 +52,14 @@ class PageTables:
     Args:
         windows: of the groups of layers.
         longest_chunk: tokens of a sequence in a step at most.
+        load_costs: of host pages.
     """
 
-    def __init__(self, pool: PagePool, windows: Windows, longest_chunk: int) -> None:
+    def __init__(
+        self, pool: PagePool, windows: Windows, longest_chunk: int, load_costs: LoadCosts
+    ) -> None:
         self._pool = pool
+        self._load_costs = load_costs
         self._page_size = pool.page_size
         self._windows = windows
         self._longest_chunk = longest_chunk
@@ -67,12 +74,27 @@ class PageTables:
         return self._prefix(0, [[] for _ in self._windows])
 
     def cached_prefix(self, sequence: Sequence) -> Prefix:
-        """What the prefix cache holds of all but the last of its known tokens."""
+        """What the prefix cache holds of all but the last of its known tokens.
+
+        Host pages count where loading them takes less time than computing their tokens.
+        """
         if not self._pool.enable_prefix_caching:
             return self.no_prefix()
         num_pages = (sequence.num_tokens - 1) // self._page_size
         self._hash_pages(sequence, num_pages)
-        tables = find_prefix(self._pool, sequence.page_hashes[:num_pages], self._windows)
+        hashes = sequence.page_hashes[:num_pages]
+        prefix = self._found_prefix(hashes)
+        if prefix.num_full == num_pages or not self._pool.host.num_used:
+            return prefix
+        more = self._found_prefix(hashes, on_host=True)
+        num_gained = more.num_tokens - prefix.num_tokens
+        num_loads = sum(map(self._pool.is_on_host, more.shared))
+        if not self._load_costs.are_worth(num_loads, num_gained):
+            return prefix
+        return more._replace(num_from_host=num_gained)
+
+    def _found_prefix(self, hashes: list[bytes], *, on_host: bool = False) -> Prefix:
+        tables = find_prefix(self._pool, hashes, self._windows, on_host=on_host)
         return self._prefix(len(tables[0]) * self._page_size, tables)
 
     def forked_prefix(self, sequence: Sequence, parent: Sequence) -> Prefix | None:
@@ -104,7 +126,7 @@ class PageTables:
 
         Where a group sees all, for all known tokens.
         """
-        self._pool.share(prefix.shared)
+        full = iter(self._pool.bring(prefix.shared))
         sequence.num_computed = prefix.num_tokens
         sequence.num_registered, sequence.num_behind = prefix.num_full, prefix.num_behind
         end = prefix.num_tokens + length
@@ -113,7 +135,8 @@ class PageTables:
             reach = self.num_pages(sequence.num_tokens if window is None else end)
             own = self._pool.allocate(reach - prefix.num_full)
             sequence.page_tables.append([NULL_PAGE] * behind)
-            draft.give_pages(sequence, group, pages[behind : prefix.num_full] + own)
+            brought = list(islice(full, prefix.num_full - behind))
+            draft.give_pages(sequence, group, brought + own)
             draft.copies += map(PageCopy, pages[prefix.num_full :], own)
         self._set_horizon(sequence, end, min(map(len, sequence.page_tables)))
 

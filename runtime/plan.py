@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from paged.host_pages import PageMove
 from paged.runtime.sequence import FinishReason, Sequence
 
 
@@ -61,12 +62,14 @@ class StepPlan:
         admitted: sequences that were given a slot in this step (their slot state is reset).
         page_updates: changes to the device's page tables, to apply before the step.
         copies: pages to copy before the step; no target is a source.
+        moves: between pages and the host, to be made in their order, before the copies.
     """
 
     rows: tuple[Row, ...]
     admitted: tuple[Sequence, ...]
     page_updates: tuple[PageUpdate, ...]
     copies: tuple[PageCopy, ...]
+    moves: tuple[PageMove, ...] = ()
 
     @property
     def num_tokens(self) -> int:

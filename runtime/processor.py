@@ -157,6 +157,7 @@ class OutputProcessor:
             return item.finish_reason is None
         output.finish_reason, output.stop_reason = item.finish_reason, item.stop_reason
         if item.error is not None:
+            output.impossible = item.finish_reason == "abort"
             output.finish_reason, output.error = "error", item.error
         return False
 
@@ -173,7 +174,7 @@ class OutputProcessor:
         params, output, text = live.request.params, sequence.output, sequence.text
         # The token that ended it is no part of the text, unless asked for.
         ended_by_token = item.finish_reason == "stop" and not item.ended_by_text
-        hidden = ended_by_token and not params.include_stop_str_in_output
+        hidden = bool(item.token_ids) and ended_by_token and not params.include_stop_str_in_output
         num_shown = len(item.token_ids) - hidden
         for position, token in enumerate(item.token_ids):
             output.token_ids.append(token)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -10,15 +10,16 @@ import jax
 import jax.numpy as jnp
 from jax.stages import Compiled
 
-from paged.cache import PagedKVCache, copy_pages
+from paged.cache import PagedKVCache, copy_pages, read_pages, write_pages
 from paged.runtime.buckets import Bucket
-from paged.runtime.compiler import compile_all, memory_to_run
-from paged.runtime.lowering import Job, Key, processes_for
+from paged.runtime.compiler import Compiler, memory_to_run
+from paged.runtime.lowering import Job, Key
 from paged.runtime.sampler import SamplingMode, load_history, load_masks, load_rules, num_words
 from paged.runtime.steps import (
     COPY_ROOM,
     HISTORY_ROOM,
     MASK_ROOM,
+    MOVE_SIZES,
     NUM_RULES,
     UPDATE_ROOM,
     StepShapes,
@@ -29,6 +30,7 @@ from paged.runtime.steps import (
 )
 
 _FEW_TOKENS = 16
+_TAKE_PAGES = ("forward", "copy_pages", "read_pages", "write_pages")
 
 
 class Programs:
@@ -37,20 +39,22 @@ class Programs:
     Asking for one that was not compiled is a KeyError: nothing is ever compiled while serving.
     """
 
-    def __init__(self, shapes: StepShapes, params: Any, *, show_progress: bool) -> None:
-        """Compile everything, in parallel threads; tell how it gets on if asked to."""
+    def __init__(
+        self, shapes: StepShapes, params: Any, compiler: Compiler, *, show_progress: bool
+    ) -> None:
+        """Compile everything; tell how it gets on if asked to."""
         jobs = _jobs(shapes, abstract(params))
-        processes = processes_for(jax.devices()[0])
-        self._compiled = _compile(shapes, jobs, processes=processes, show_progress=show_progress)
+        self._compiled = compiler.programs(_fixed(shapes), jobs, show_progress=show_progress)
 
     def __getitem__(self, key: Key) -> Compiled:
         return self._compiled[key]
 
 
-def step_memory(shapes: StepShapes, params: Any) -> int:
+def step_memory(shapes: StepShapes, params: Any, compiler: Compiler) -> int:
     """Bytes of device memory that steps need beside parameters, state and pages.
 
-    That of the largest programs, which is the same however many pages there will be.
+    That of the largest programs, which is the same however many pages there will be. Programs that
+    take no pages are begun: they would be waited for later.
     """
     jobs = dict(_jobs(shapes, abstract(params)))
     rows = shapes.buckets.max_num_seqs
@@ -60,8 +64,10 @@ def step_memory(shapes: StepShapes, params: Any) -> int:
         ("sample", shapes.buckets.sampling[-1], SamplingMode.LOGPROBS),
         ("score", shapes.buckets.mixed[-1]),
     )
-    programs = _compile(shapes, [(key, jobs[key]) for key in largest])
-    return memory_to_run(programs.values())
+    first, fixed = {key: jobs[key] for key in largest}, _fixed(shapes)
+    compiler.begin(fixed, first.items())
+    compiler.begin(fixed, ((key, job) for key, job in jobs.items() if key[0] not in _TAKE_PAGES))
+    return memory_to_run(compiler.programs(fixed, first.items()).values())
 
 
 def abstract(tree: Any) -> Any:
@@ -78,15 +84,9 @@ def abstract(tree: Any) -> Any:
     return jax.tree.map(shape_of, tree)
 
 
-def _compile(
-    shapes: StepShapes,
-    jobs: Iterable[tuple[Key, Job]],
-    *,
-    processes: int = 0,
-    show_progress: bool = False,
-) -> dict[Key, Compiled]:
-    fixed = (shapes.model, shapes.buckets, shapes.max_model_len, shapes.backend, shapes.tilings)
-    return compile_all(fixed, jobs, processes=processes, show_progress=show_progress)
+def _fixed(shapes: StepShapes) -> Any:
+    """What all programs are specialised for, beside their arguments."""
+    return shapes.model, shapes.buckets, shapes.max_model_len, shapes.backend, shapes.tilings
 
 
 def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
@@ -119,6 +119,10 @@ def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
             sampler = partial(sample, shapes=shapes, num_rows=rows, mode=mode)
             yield ("sample", rows, mode), Job(sampler, args, (1, 2))
     yield ("copy_pages",), Job(copy_pages, (cache, _int32(COPY_ROOM), _int32(COPY_ROOM)), (0,))
+    for size in MOVE_SIZES if shapes.num_host_pages else ():
+        contents = jax.eval_shape(read_pages, cache, _int32(size))
+        yield ("read_pages", size), Job(read_pages, (cache, _int32(size)))
+        yield ("write_pages", size), Job(write_pages, (cache, _int32(size), contents), (0,))
     yield ("update_tables",), Job(update_tables, (slots, _int32(UPDATE_ROOM, 3)), (0,))
     number, flag = _int32(), jax.ShapeDtypeStruct((), jnp.bool_)
     history = (state, number, _int32(HISTORY_ROOM), number, flag)

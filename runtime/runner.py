@@ -5,16 +5,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from paged.cache import PagedKVCache
+from paged.host_pages import PageMove
 from paged.models.layers import DecoderParams
 from paged.runtime.batch import SlotSampling, pack, pack_updates
 from paged.runtime.buckets import Bucket
+from paged.runtime.compiler import Compiler
+from paged.runtime.disk_tier import fingerprint
+from paged.runtime.host_store import HostStore
+from paged.runtime.kept_files import source_digest
+from paged.runtime.load_costs import LoadCosts, load_costs
 from paged.runtime.plan import PageCopy, Row, StepPlan
 from paged.runtime.programs import Programs
 from paged.runtime.sampler import EVERY_TOKEN, SamplingMode, TokenLogprobs
@@ -24,6 +31,7 @@ from paged.runtime.steps import (
     COPY_ROOM,
     HISTORY_ROOM,
     MASK_ROOM,
+    MOVE_SIZES,
     NUM_RULES,
     UPDATE_ROOM,
     ForwardOut,
@@ -131,14 +139,20 @@ class InFlight:
 
 
 class StepRunner:
-    """Owns everything on the device; every call enqueues work and returns."""
+    """Owns everything on the device; every call enqueues work and returns.
 
-    def __init__(self, shapes: StepShapes, params: DecoderParams, *, progress: bool) -> None:
+    Attributes:
+        host: where pages go that leave the device.
+    """
+
+    def __init__(
+        self, shapes: StepShapes, params: DecoderParams, compiler: Compiler, *, progress: bool
+    ) -> None:
         """Compile every program, then take the memory of pages and slots."""
         self.shapes = shapes
         self._params = params
         self._head = params.without_layers
-        self._programs = Programs(shapes, params, show_progress=progress)
+        self._programs = Programs(shapes, params, compiler, show_progress=progress)
         self._cache = PagedKVCache.zeros(shapes.cache)
         self._slots = shapes.slot_state()
         self._sampler = shapes.sampler_state()
@@ -149,9 +163,28 @@ class StepRunner:
         self._masked: set[int] = set()
         if jax.default_backend() != "cpu":
             self._run_each_step_once()
+        self.host = HostStore(shapes, self._programs, self._cache.layers[0].values.sharding)
+
+    def measure_loads(self) -> LoadCosts:
+        """What it costs to load host pages, and to compute tokens instead."""
+        size = MOVE_SIZES[-1]
+        self._cache, (one, many) = self.host.time_loads(self._cache)
+        bucket = self.shapes.buckets.all()[0]
+        step = min(self._time_step(bucket) for _ in range(3))
+        return load_costs(one, many, size, step, bucket.num_tokens)
+
+    def fingerprint(self) -> str:
+        """A name for what this model writes to its pages, here and in other processes."""
+        cache = replace(self.shapes.cache, num_pages=0)
+        return fingerprint(self._params, (self.shapes.model, cache, source_digest()))
+
+    def move(self, moves: tuple[PageMove, ...]) -> None:
+        """Enqueue moves of pages to the host and back."""
+        self._cache = self.host.move(self._cache, moves)
 
     def close(self) -> None:
         """Give the device's memory back."""
+        self.host.close()
         held = (self._params, self._cache, self._slots, self._sampler)
         for array in jax.tree.leaves(held):
             array.delete()
@@ -191,6 +224,7 @@ class StepRunner:
         bucket = self.shapes.buckets.pick(plan, scores_prompt=scores)
         layout = self.shapes.layout(bucket)
         plan = self._make_room(plan, layout.num_updates)
+        self.move(plan.moves)
         self._copy_pages(plan.copies)
         packed = pack(plan, layout, self._sampling)
         # The call itself transfers it, in a third of the time that `device_put` takes before one,
@@ -223,16 +257,28 @@ class StepRunner:
 
     def _run_each_step_once(self) -> None:
         """Run every step without any row: a GPU takes up to 0.2 s to prepare a program's first."""
-        nothing = StepPlan(rows=(), admitted=(), page_updates=(), copies=())
         for bucket in self.shapes.buckets.all():
-            packed = pack(nothing, self.shapes.layout(bucket), self._sampling)
-            self._cache, self._slots, out = self._programs["forward", bucket](
-                self._params, self._cache, self._slots, packed
-            )
+            out = self._run_empty(bucket)
         for mode in SamplingMode:
             for rows in self.shapes.buckets.sampling:
                 self._enqueue_sampling(rows, mode, out)
         jax.block_until_ready(self._slots)
+
+    def _run_empty(self, bucket: Bucket) -> ForwardOut:
+        """Enqueue a step without any row, which takes the time of a full one but for attention."""
+        nothing = StepPlan(rows=(), admitted=(), page_updates=(), copies=())
+        packed = pack(nothing, self.shapes.layout(bucket), self._sampling)
+        out: ForwardOut
+        self._cache, self._slots, out = self._programs["forward", bucket](
+            self._params, self._cache, self._slots, packed
+        )
+        return out
+
+    def _time_step(self, bucket: Bucket) -> float:
+        """Seconds that a step without any row takes."""
+        started = time.perf_counter()
+        jax.block_until_ready(self._run_empty(bucket))
+        return time.perf_counter() - started
 
     def _sample(self, slots: NDArray[np.int32], out: ForwardOut) -> Sampled:
         """Enqueue the choice of a token for each row; `slots` are the rows'."""
@@ -272,7 +318,7 @@ class StepRunner:
             ahead, updates = updates[:UPDATE_ROOM], updates[UPDATE_ROOM:]
             packed = jax.device_put(pack_updates(ahead, UPDATE_ROOM))
             self._slots = self._programs[("update_tables",)](self._slots, packed)
-        return StepPlan(plan.rows, plan.admitted, updates, plan.copies)
+        return replace(plan, page_updates=updates)
 
     def _copy_pages(self, copies: tuple[PageCopy, ...]) -> None:
         for start in range(0, len(copies), COPY_ROOM):

@@ -50,8 +50,8 @@ class SamplingParams:
         logit_bias: added to the logits of these token ids.
         allowed_token_ids: only these can be chosen.
         banned_token_ids: these never are.
-        bad_words: texts that the output must not hold, one token each with or without a space
-            before it; the engine bans those tokens.
+        bad_words: texts that the output must not hold, alone or behind a space, spelled as the
+            tokenizer spells them: the engine bans the last token of each behind the others.
         seed: makes the tokens reproducible; sequence i of n uses seed + i.
         max_tokens: output tokens at most; None leaves it to the model's length.
         min_tokens: no end before this many output tokens.

@@ -20,6 +20,7 @@ from typing import Literal
 from paged.groups import Windows, most_pages
 from paged.pool import PagePool
 from paged.runtime.draft import Draft
+from paged.runtime.load_costs import FREE, LoadCosts
 from paged.runtime.order import ORDERS, Line, WaitingLine
 from paged.runtime.page_tables import PageTables, Prefix
 from paged.runtime.plan import Row, StepPlan, TokenEvent
@@ -43,6 +44,7 @@ class SchedulerConfig:
             tokens computed had been computed before; room for 8 steps makes that 2.4 % (0.03 %),
             for 1.1 % more steps.
         windows: of the groups of layers.
+        load_costs: of pages in host memory.
     """
 
     max_num_seqs: int
@@ -53,6 +55,7 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
     growth_steps: int = 8
     windows: Windows = (None,)
+    load_costs: LoadCosts = FREE
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_num_seqs <= self.max_num_batched_tokens:
@@ -84,7 +87,9 @@ class Scheduler:
 
     Attributes:
         prefix_queries: prompt tokens looked up in the prefix cache at first admissions.
-        prefix_hits: those of them that were found.
+        prefix_hits: those of them that were found in pages.
+        host_queries: the others of them, looked up in host memory.
+        host_hits: those of these that were found there, worth loading.
         num_preemptions: times a sequence had to give its pages back.
     """
 
@@ -99,9 +104,9 @@ class Scheduler:
                 f"the pool has {pool.num_pages - 1}: lower max_model_len or give the cache more "
                 f"memory"
             )
-        self._tables = PageTables(pool, config.windows, chunk)
-        self.prefix_queries = 0
-        self.prefix_hits = 0
+        self._tables = PageTables(pool, config.windows, chunk, config.load_costs)
+        self.prefix_queries = self.prefix_hits = 0
+        self.host_queries = self.host_hits = 0
         self.num_preemptions = 0
         self._sequences: dict[int, Sequence] = {}
         self._running = Line(ORDERS[config.policy])
@@ -191,12 +196,14 @@ class Scheduler:
         preempted = self._schedule_running(draft)
         if not preempted:
             self._schedule_waiting(draft)
-        plan = draft.finish()
+        if not (draft.decodes or draft.chunks):
+            return None
+        plan = draft.finish(self.pool.take_moves())
         if self._waiting.has_forks:
             for row in plan.rows:
                 if row.samples:
                     self._waiting.release_forks(row.sequence)
-        return plan if plan.rows else None
+        return plan
 
     def update(self, plan: StepPlan, tokens: abc.Sequence[int]) -> list[TokenEvent]:
         """Take in what a step sampled. Steps are read in the order of their schedule.
@@ -294,8 +301,15 @@ class Scheduler:
         if sequence.num_cached < 0:
             sequence.num_cached = prefix.num_tokens
             if self.pool.enable_prefix_caching and sequence.reads_prefix_cache:
-                self.prefix_queries += len(sequence.prompt)
-                self.prefix_hits += prefix.num_tokens
+                self._count_hits(len(sequence.prompt), prefix)
+
+    def _count_hits(self, num_tokens: int, prefix: Prefix) -> None:
+        num_in_pages = prefix.num_tokens - prefix.num_from_host
+        self.prefix_queries += num_tokens
+        self.prefix_hits += num_in_pages
+        if self.pool.host.num_pages:
+            self.host_queries += num_tokens - num_in_pages
+            self.host_hits += prefix.num_from_host
 
     def _find_prefix(self, draft: Draft, sequence: Sequence) -> Prefix:
         """The tokens that need not be computed: all but at least one, whose logits are wanted."""

@@ -8,40 +8,59 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from paged.cache import KV_DTYPES, CacheSpec
+from paged.cache import KV_DTYPES, CacheSpec, PagedKVCache, read_pages
 from paged.groups import group_layers, most_pages
 from paged.models.config import ModelConfig, resolve_dtype
 from paged.models.loading import ModelSource
+from paged.models.quantized import weight_bytes
 from paged.models.registry import get_family
 from paged.models.weights import for_device, param_bytes, param_shapes
+from paged.pool import PagePool
 from paged.runtime.backend import choose_backend, slower_paths
 from paged.runtime.buckets import FEWEST_ROWS_ON_GPU, Buckets
+from paged.runtime.compiler import Compiler
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
 from paged.runtime.device_probe import MEMORY_FRACTIONS
+from paged.runtime.disk_pages import DiskPages
+from paged.runtime.disk_tier import DiskTier
 from paged.runtime.errors import ConfigError
+from paged.runtime.lowering import processes_for
 from paged.runtime.memory import (
     MemoryPlan,
     available_memory,
     check_host_memory,
     fit_model_len,
+    host_pages,
     page_memory,
+    size_text,
 )
 from paged.runtime.programs import step_memory
 from paged.runtime.runner import StepRunner
 from paged.runtime.scheduler import SchedulerConfig
-from paged.runtime.steps import StepShapes
+from paged.runtime.steps import MOVE_SIZES, StepShapes
 from paged.runtime.tuning import tilings_for
 
 logger = logging.getLogger(__name__)
 
 _GIB = 2**30
 _CPU_KV_MEMORY = _GIB
+# GiB of pinned host memory that JAX takes at most unless told otherwise, and what it needs of that
+# beside host pages: every transfer goes through such memory.
+_PINNED_BY_DEFAULT = 64
+_PINNED_FOR_OTHERS = 8
+_PINNED_LIMIT = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
+# For pages on their way to the host or back: those that a step of 8,192 tokens fills, in a model of
+# 8B parameters. Of a smaller device a share.
+_TRANSIT = _GIB
+_TRANSIT_SHARE = 1 / 32
 # Kernels' workspaces and allocator rounding, which no program reports.
 _DEVICE_RESERVE = _GIB // 2
 # What an engine may use, by default, of a GPU of 70 GiB: from here on it runs 1024 sequences.
@@ -62,13 +81,18 @@ def claim_device(config: EngineConfig) -> jax.Device:
     What the user has put into the environment wins. What is put there here does not stay: it would
     be the share of the processes that this one starts, too.
     """
-    if any(name in os.environ for name in MEMORY_FRACTIONS):
-        return jax.devices()[0]
-    os.environ[MEMORY_FRACTIONS[0]] = str(config.gpu_memory_utilization)
+    limits = {}
+    if not any(name in os.environ for name in MEMORY_FRACTIONS):
+        limits[MEMORY_FRACTIONS[0]] = str(config.gpu_memory_utilization)
+    pinned = ceil(config.kv_offloading_size) + _PINNED_FOR_OTHERS
+    if pinned > _PINNED_BY_DEFAULT and _PINNED_LIMIT not in os.environ:
+        limits[_PINNED_LIMIT] = str(pinned)
+    os.environ |= limits
     try:
         return jax.devices()[0]
     finally:
-        del os.environ[MEMORY_FRACTIONS[0]]
+        for name in limits:
+            del os.environ[name]
 
 
 def prepare(
@@ -81,18 +105,69 @@ def prepare(
     """
     use_compile_cache(config.compile_cache_dir)
     device = claim_device(config)
-    shapes, dtype, memory = _divide_memory(config, source.config, device, progress=progress)
-    logger.info("%s", memory.report())
-    if device.platform == "cpu":
-        check_host_memory(memory, available_memory())
-    if slower := slower_paths(shapes, dtype, device):
-        logger.warning("Not the fastest way of %s: %s", device.device_kind, "; ".join(slower))
-    with timed(f"Loaded {source.name}"):
-        params = source.load(dtype, seed=config.seed, progress=progress)
-        params = for_device(params, device)
-        jax.block_until_ready(params)
-    runner = StepRunner(shapes, params, progress=progress)
-    return runner, _scheduling(config, shapes), memory
+    with Compiler(processes_for(device)) as compiler:
+        shapes, dtype, memory = _divide_memory(
+            config, source.config, device, compiler, progress=progress
+        )
+        logger.info("%s", memory.report())
+        tell_quantization(source.config, source.specs, dtype)
+        if device.platform == "cpu":
+            check_host_memory(memory, available_memory())
+        if slower := slower_paths(shapes, dtype, device):
+            logger.warning("Not the fastest way of %s: %s", device.device_kind, "; ".join(slower))
+        with timed(f"Loaded {source.name}"):
+            params = source.load(dtype, seed=config.seed, progress=progress)
+            params = for_device(params, device)
+            jax.block_until_ready(params)
+        runner = StepRunner(shapes, params, compiler, progress=progress)
+    scheduling = _scheduling(config, shapes)
+    if memory.num_host_pages:
+        costs = runner.measure_loads()
+        logger.info("%s", costs.report(memory.bytes_per_page))
+        scheduling = replace(scheduling, load_costs=costs)
+    return runner, scheduling, memory
+
+
+def open_disk_tier(
+    config: EngineConfig, runner: StepRunner, pool: PagePool, scheduling: SchedulerConfig
+) -> DiskTier | None:
+    """The pages on disk, if they are asked for.
+
+    Raises:
+        ConfigError: their folder cannot be used.
+    """
+    if config.kv_offloading_dir is None:
+        return None
+    cache, one = PagedKVCache.shapes(runner.shapes.cache), jax.ShapeDtypeStruct((1,), jnp.int32)
+    [page] = jax.eval_shape(read_pages, cache, one)
+    folder = Path(config.kv_offloading_dir).expanduser() / runner.fingerprint()
+    size = int(config.kv_offloading_dir_size * _GIB)
+    try:
+        files = DiskPages(folder, size, page)
+    except OSError as error:
+        raise ConfigError(f"--kv-offloading-dir cannot be used: {error}") from error
+    logger.info(
+        "%d pages in %s, which reads %.2f GB/s",
+        *(len(files), folder, runner.shapes.cache.bytes_per_page / files.seconds_per_page / 1e9),
+    )
+    runner.host.on_save = files.write
+    return DiskTier(files, pool, scheduling.windows, scheduling.load_costs)
+
+
+def tell_quantization(model: ModelConfig, specs: Any, dtype: jnp.dtype) -> None:
+    """Log what of the described weights is quantised and what is not, if anything is."""
+    if model.quantization is None:
+        return
+    found = weight_bytes(specs, dtype)
+    experts = f", of experts {size_text(found.experts)}" if found.experts else ""
+    logger.info(
+        "Quantized by %s: %s of weights; in %s: %s%s",
+        model.quantization.name,
+        size_text(found.quantized),
+        dtype,
+        size_text(found.plain),
+        experts,
+    )
 
 
 def _scheduling(config: EngineConfig, shapes: StepShapes) -> SchedulerConfig:
@@ -157,7 +232,12 @@ def _check_limits(config: EngineConfig, limits: StepLimits, max_model_len: int) 
 
 
 def _divide_memory(
-    config: EngineConfig, model: ModelConfig, device: jax.Device, *, progress: bool = False
+    config: EngineConfig,
+    model: ModelConfig,
+    device: jax.Device,
+    compiler: Compiler,
+    *,
+    progress: bool = False,
 ) -> tuple[StepShapes, jnp.dtype, MemoryPlan]:
     """Give what weights, state and steps leave to pages, and settle every shape."""
     budget = None if device.platform == "cpu" else free_memory(device)
@@ -165,7 +245,8 @@ def _divide_memory(
     shapes = _shapes_before_pages(config, model, device, dtype, budget)
     seconds = config.attention_tuning_seconds
     tilings = tilings_for(shapes, dtype, device, seconds=seconds, memory=budget, progress=progress)
-    shapes = replace(shapes, tilings=tilings)
+    shapes = _with_host_pages(config, replace(shapes, tilings=tilings), budget)
+    transit = shapes.transit_room * shapes.cache.bytes_per_page
     specs = shapes.family.specs(model)
     weights = param_bytes(specs, dtype)
     state = _num_bytes(jax.eval_shape(lambda: (shapes.slot_state(), shapes.sampler_state())))
@@ -173,8 +254,8 @@ def _divide_memory(
         steps, kv_bytes = 0, config.kv_cache_memory_bytes or _CPU_KV_MEMORY
     else:
         params = for_device(param_shapes(specs, dtype), device)
-        steps = step_memory(shapes, params) + _DEVICE_RESERVE
-        kv_bytes = page_memory(budget, weights, state, steps)
+        steps = step_memory(shapes, params, compiler) + _DEVICE_RESERVE
+        kv_bytes = page_memory(budget, weights, state, steps + transit)
     from_share = budget is not None and config.kv_cache_memory_bytes is None
     length = _fitting_length(config, shapes, kv_bytes, from_share=from_share)
     memory = MemoryPlan(
@@ -187,6 +268,8 @@ def _divide_memory(
         num_pages=kv_bytes // shapes.cache.bytes_per_page,
         max_model_len=length,
         pages_per_sequence=most_pages(shapes.cache.windows, length, 1, config.block_size),
+        num_host_pages=shapes.num_host_pages,
+        transit=transit,
     )
     cache = replace(shapes.cache, num_pages=memory.num_pages)
     model = model.for_length(length)
@@ -227,6 +310,18 @@ def _shapes_before_pages(
         max_model_len=length,
         backend=choose_backend(config.attention_backend, device),
     )
+
+
+def _with_host_pages(config: EngineConfig, shapes: StepShapes, budget: int | None) -> StepShapes:
+    """Shapes that know how many pages the host has, and how many can be on their way at once."""
+    bytes_per_page = shapes.cache.bytes_per_page
+    wanted = int(config.kv_offloading_size * _GIB)
+    if not wanted:
+        return shapes
+    num_pages = host_pages(wanted, bytes_per_page, available_memory(swap=False))
+    transit = min(_TRANSIT, int((budget or 0) * _TRANSIT_SHARE))
+    room = max(transit // bytes_per_page, MOVE_SIZES[-1])
+    return replace(shapes, num_host_pages=num_pages, transit_room=room)
 
 
 def _fitting_length(

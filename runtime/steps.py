@@ -3,9 +3,10 @@
 A step is two programs, enqueued together: `forward` (page-table updates, and the model's layers)
 for its bucket, then `sample` (logits of each row's last token, and the choice among them) for its
 number of rows and sampling mode. They are apart so that the number of large programs is the number
-of buckets, not buckets times modes, and so that many tokens of few rows make few logits. Three
+of buckets, not buckets times modes, and so that many tokens of few rows make few logits. Some
 small programs are run when needed: `score` (log-probabilities of prompt tokens), `copy_pages`
-(copy-on-write) and `update_tables` (admissions that bring more pages than a step has room for).
+(copy-on-write), `read_pages` and `write_pages` (moves to the host and back) and `update_tables`
+(admissions that bring more pages than a step has room for).
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ COPY_ROOM = 64
 UPDATE_ROOM = 4096
 HISTORY_ROOM = 1024
 MASK_ROOM = 32
+# Pages to read for the host or to write from it: few as decoding evicts them, or many.
+MOVE_SIZES = (4, 16)
 NUM_RULES = MAX_TOKEN_RULES + 64
 _SCORE_ROWS = 64
 
@@ -112,6 +115,8 @@ class StepShapes:
         max_model_len: positions a page table must hold.
         backend: attention backend (see `paged.attention.BACKENDS`).
         tilings: what was measured of its kernels.
+        num_host_pages: pages in host memory.
+        transit_room: pages on their way from or to the host that the device has room for.
     """
 
     family: Family
@@ -121,6 +126,8 @@ class StepShapes:
     max_model_len: int
     backend: str
     tilings: Tilings = BY_RULE
+    num_host_pages: int = 0
+    transit_room: int = 0
 
     @property
     def pages_per_sequence(self) -> int:

@@ -15,9 +15,11 @@ from paged.http.api.parsers.events import (
     Content,
     Event,
     Parser,
+    Part,
 )
 from paged.http.api.parsers.forced import NamedParser, RequiredParser
 from paged.http.api.parsers.harmony import MARKS, HarmonyParser
+from paged.http.api.parsers.harmony import before_answer as before_final_message
 from paged.http.api.parsers.reasoning import ThinkParser
 from paged.http.api.parsers.registry import (
     FORMATS,
@@ -60,35 +62,52 @@ class AnswerFormat:
             marks += FORMATS[self.tool_parser].marks
         return any(not _shown(tokenizer, mark) for mark in marks)
 
-    def parser(self, use: ToolUse, prompt_end: str, said: str = "") -> Parser | None:
+    def parser(
+        self, use: ToolUse, prompt_end: str, said: str = "", *, has_form: bool = False
+    ) -> Parser | None:
         """What reads one answer; None where it is content alone.
 
         Args:
             use: of tools.
             prompt_end: the end of the prompt's text, special tokens included.
             said: the message that the answer continues, if it does.
+            has_form: whether the request names the form of the answer, which then is content.
         """
-        if use.choice == "named":
-            return NamedParser(use.name)
-        # A forced answer follows its schema from the first character on: it has no reasoning.
-        if use.choice == "required":
-            return RequiredParser()
-        calls = self._call_parser(use)
+        calls = None if has_form else self._call_parser(use)
         if calls and not use.parallel:
             calls = FirstCall(calls)
-        if self.reasoning_parser not in THINKINGS or self._is_harmony:
-            return calls
+        reasoning = self._reasoning_parser(prompt_end, said)
+        if self._is_harmony and use.choice in ("none", "auto"):
+            return calls or reasoning
+        return Both(reasoning, calls) if reasoning and calls else reasoning or calls
+
+    def before_answer(self, prompt_end: str, said: str = "") -> Part | None:
+        """What may come before an answer that has a form, as a part of a structural tag."""
+        if self._is_harmony:
+            return before_final_message(prompt_end)
+        if self.reasoning_parser not in THINKINGS:
+            return None
         thinking = THINKINGS[self.reasoning_parser]
-        reasoning = ThinkParser(thinking, starts=thinking.starts(prompt_end, said))
-        return Both(reasoning, calls) if calls else reasoning
+        return thinking.before_answer(thinking.starts(prompt_end, said))
 
     def _call_parser(self, use: ToolUse) -> Parser | None:
-        may_call = use.choice == "auto"
-        if self._is_harmony:
-            return HarmonyParser(reads_calls=may_call)
-        if may_call and self.tool_parser in FORMATS:
+        if use.choice == "named":
+            return NamedParser(use.name)
+        if use.choice == "required":
+            return RequiredParser()
+        if use.choice == "auto" and self._is_harmony:
+            return HarmonyParser(reads_calls=True)
+        if use.choice == "auto" and self.tool_parser in FORMATS:
             return CallParser(FORMATS[self.tool_parser], use.tools)
         return None
+
+    def _reasoning_parser(self, prompt_end: str, said: str) -> Parser | None:
+        if self._is_harmony:
+            return HarmonyParser(reads_calls=False)
+        if self.reasoning_parser not in THINKINGS:
+            return None
+        thinking = THINKINGS[self.reasoning_parser]
+        return ThinkParser(thinking, starts=thinking.starts(prompt_end, said))
 
     def call_id(self, given: str | None) -> str:
         """The id of a call: the model's own, if it gave one."""

@@ -9,7 +9,7 @@ from msgspec import UNSET, structs
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paged.http.api.answers import AnswerFormat, prompt_end
+from paged.http.api.answers import prompt_end
 from paged.http.api.body import json_response, read_body
 from paged.http.api.chat_stream import chat_events
 from paged.http.api.conversation import chat_prompt, echoed
@@ -67,7 +67,9 @@ async def prepared(service: Service, body: ChatRequest, reply_id: str) -> Prepar
     prompt = await chat_prompt(told, service.engine, template)
     prompt = truncated(prompt, body, params.max_tokens, service.engine)
     readers = _readers(service, body, use, prompt)
-    if params.structured_outputs is None and _has_hidden_marks(service, use):
+    if (form := params.structured_outputs) and (before := readers.before_answer):
+        params = replace(params, structured_outputs=form.preceded_by(before))
+    if _has_hidden_marks(service, use):
         params = replace(params, skip_special_tokens=False)
     job = make_job(body, [prompt], params, id=reply_id, model=service.model_name)
     return Prepared(body, job, readers)
@@ -94,14 +96,21 @@ def _model_limit(defaults: SamplingParams) -> int | None:
 
 def _readers(service: Service, body: ChatRequest, use: ToolUse, prompt: list[int]) -> AnswerReaders:
     tokenizer, answers = service.engine.tokenizer, service.answers
-    if structured_outputs(body) is not None:
-        answers = AnswerFormat()  # the form holds from the first token on: it is content
     assert tokenizer is not None, "the prompt has been made with it"
-    end = prompt_end(tokenizer, prompt) if answers.reasoning_parser else ""
+    reads = answers.reasoning_parser or answers.tool_parser
+    end = prompt_end(tokenizer, prompt) if reads else ""
     last = body.messages[-1].content
     said = last if body.continue_final_message and isinstance(last, str) else ""
-    shows = body.include_reasoning is not False
-    return AnswerReaders(answers, use, end, said, shows, service.role)
+    form = structured_outputs(body)
+    return AnswerReaders(
+        answers,
+        use,
+        end,
+        said,
+        include_reasoning=body.include_reasoning is not False,
+        role=service.role,
+        has_form=form is not None and form.kind != "structural_tag",
+    )
 
 
 def _has_hidden_marks(service: Service, use: ToolUse) -> bool:

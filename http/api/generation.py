@@ -10,6 +10,7 @@ from contextlib import aclosing
 from paged.http.api.errors import GenerationFailed
 from paged.http.api.job import Job
 from paged.http.api.service import Service
+from paged.http.api.structured import in_words_of
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.outputs import RequestOutput
 
@@ -43,9 +44,9 @@ async def _run_prompt(
                 _check(output)
                 watch.observe(output)
                 yield output
-    except InvalidRequest:
+    except InvalidRequest as error:
         watch.close()
-        raise
+        raise in_words_of(job.form, error) from error
     except Exception:
         watch.close("error")
         raise
@@ -75,6 +76,8 @@ async def _only(search: Awaitable[RequestOutput]) -> AsyncGenerator[RequestOutpu
 
 def _check(output: RequestOutput) -> None:
     for sequence in output.outputs:
+        if sequence.impossible:
+            raise InvalidRequest(str(sequence.error), "structured_outputs")
         if sequence.finish_reason == "error":
             raise GenerationFailed(f"{output.request_id}: {sequence.error}")
 

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from paged.http.api.protocol import GenerationRequest, PromptTokensDetails, Usage, now
 from paged.http.api.search import beam_search_params, best, num_candidates
-from paged.http.api.structured import structured_outputs
+from paged.http.api.structured import form_field, structured_outputs
 from paged.runtime.beam_search import BeamSearchParams
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.outputs import RequestOutput
@@ -35,6 +35,7 @@ class Job:
         prompts: token ids of each prompt.
         params: the same for all prompts.
         priority, cache_salt: see the engine.
+        form: the field that asks for a form of the output, if one does.
         n: sequences of each prompt that are returned.
         beams: how to search for them; None samples.
         created: seconds.
@@ -46,6 +47,7 @@ class Job:
     params: SamplingParams
     priority: int
     cache_salt: str
+    form: str = "structured_outputs"
     n: int = 1
     beams: BeamSearchParams | None = None
     created: int = field(default_factory=now)
@@ -79,7 +81,8 @@ def make_job(
     salt = body.cache_salt or ""
     beams = beam_search_params(body, params.max_tokens)
     n = 1 if body.n is None else body.n
-    return Job(id, model, tuple(prompts), params, body.priority or 0, salt, n, beams)
+    form = form_field(body) or "tools"
+    return Job(id, model, tuple(prompts), params, body.priority or 0, salt, form, n, beams)
 
 
 def sampling_params(

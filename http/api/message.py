@@ -14,6 +14,7 @@ from paged.http.api.parsers.events import (
     Content,
     Event,
     Parser,
+    Part,
     Reasoning,
     joined,
 )
@@ -39,6 +40,7 @@ class AnswerReaders:
         said: the message that the answers continue, if they do.
         include_reasoning: whether the client wants it.
         role: that the answers carry.
+        has_form: whether the request names the form of the answer.
     """
 
     format: AnswerFormat
@@ -47,9 +49,15 @@ class AnswerReaders:
     said: str
     include_reasoning: bool
     role: str = "assistant"
+    has_form: bool = False
+
+    @property
+    def before_answer(self) -> Part | None:
+        """What may come before an answer that has a form."""
+        return self.format.before_answer(self.prompt_end, self.said)
 
     def new(self) -> AnswerReader:
-        parser = self.format.parser(self.use, self.prompt_end, self.said)
+        parser = self.format.parser(self.use, self.prompt_end, self.said, has_form=self.has_form)
         return AnswerReader(parser, self)
 
 

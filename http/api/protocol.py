@@ -37,14 +37,18 @@ class JsonSchema(Struct, frozen=True):
 
 
 class ResponseFormat(Struct, frozen=True):
-    """What form the answer must have: `type` is text, json_object or json_schema.
+    """What form the answer must have: `type` is text, json_object, json_schema or structural_tag.
 
-    A `schema` beside json_object is another way to write json_schema.
+    A `schema` beside json_object is another way to write json_schema. A structural_tag has a
+    `format`, or in its older form `structures` and `triggers`.
     """
 
     type: str
     json_schema: JsonSchema | None = None
     schema: dict[str, Any] | None = None
+    format: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
 
 
 class GenerationRequest(Struct, frozen=True, kw_only=True):

@@ -12,10 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paged.models.weights import ParamSpec
+from paged.models.weights import ParamSpec, Part
 
-# Buffers that old exporters wrote beside the weights and nothing reads.
-_HARMLESS = re.compile(r"(^|\.)(rotary_(pos_)?emb\.inv_freq|masked_bias|attn\.bias)$")
+# Buffers that old exporters wrote beside the weights and nothing reads, and what a quantized weight
+# has that is not needed: zeros in the middle, groups in order, its shape, scales of activations
+# (each token has its own here) and of the KV cache.
+_HARMLESS = re.compile(
+    r"(^|\.)(rotary_(pos_)?emb\.inv_freq|masked_bias|attn\.bias|qzeros|g_idx|weight_g_idx|"
+    r"weight_shape|weight_zero_point|input_scale|input_zero_point|[kv]_scale|[kv]_zero_point)$"
+)
 _LISTED = 5
 
 
@@ -78,36 +83,47 @@ def release(tensor: np.ndarray) -> None:
 
 def check_tensors(specs: Any, checkpoint: Checkpoint) -> None:
     """Compare the tensors a model needs with those a checkpoint has: names, shapes and dtypes."""
-    parts = {part.name: part for spec in jax.tree.leaves(specs) for part in spec.parts}
-    expected = {name: part.shape for name, part in parts.items()}
+    expected = {part.name: part for spec in jax.tree.leaves(specs) for part in spec.parts}
     found = checkpoint.tensors
     missing = [name for name in expected if name not in found]
     if missing:
         raise CheckpointError(f"the checkpoint lacks {_listing(missing)}")
     unexpected = [name for name in found if name not in expected and not _is_harmless(name)]
     unexpected = [name for name in unexpected if not name.startswith(_further_layers(found))]
+    unexpected = [name for name in unexpected if not _is_empty_bias(name, checkpoint)]
     if unexpected:
         raise CheckpointError(
             f"the checkpoint has {_listing(unexpected)} that the model has no place for; "
             "is config.json of this checkpoint?"
         )
-    for name, shape in expected.items():
-        if found[name].shape != shape:
-            raise CheckpointError(
-                f"tensor {name!r} in {found[name].file} has shape {list(found[name].shape)}, "
-                f"expected {list(shape)} from config.json"
-            )
-        if not parts[name].takes(found[name].dtype):
-            raise CheckpointError(
-                f"tensor {name!r} in {found[name].file} has dtype {found[name].dtype}, expected "
-                f"{'uint8' if parts[name].is_bytes else 'a floating-point one'}; "
-                "is it quantized in a way that config.json does not tell of?"
-            )
+    for part in expected.values():
+        _check_tensor(part, found[part.name])
+
+
+def _check_tensor(part: Part, found: TensorInfo) -> None:
+    if not part.fits(found.shape):
+        raise CheckpointError(
+            f"tensor {part.name!r} in {found.file} has shape {list(found.shape)}, "
+            f"expected {list(part.shape)} from config.json"
+        )
+    if not part.takes(found.dtype):
+        raise CheckpointError(
+            f"tensor {part.name!r} in {found.file} has dtype {found.dtype}, expected "
+            f"{part.dtype or 'a floating-point one of 16 bits or more'}; "
+            "is it quantized in a way that config.json does not tell of?"
+        )
 
 
 def _is_harmless(name: str) -> bool:
     """A tied head is a copy of the embedding; it is expected, and checked, only when untied."""
     return name == "lm_head.weight" or _HARMLESS.search(name) is not None
+
+
+def _is_empty_bias(name: str, checkpoint: Checkpoint) -> bool:
+    """GPTQ's tools write a bias of zeros for projections that have none."""
+    module, _, last = name.rpartition(".")
+    written = last == "bias" and f"{module}.qweight" in checkpoint.tensors
+    return written and not checkpoint.read(name).any()
 
 
 def _further_layers(names: Iterable[str]) -> tuple[str, ...]:
@@ -145,7 +161,7 @@ def check_values(param: jax.Array, spec: ParamSpec, checkpoint: Checkpoint) -> N
                 f"{where} has {wrong} values of {tensor.size} that are NaN or infinite; "
                 "fetch it again, or ask whoever made it"
             )
-        if part.is_bytes or np.abs(tensor.astype(np.float32)).max() > most:
+        if part.dtype is not None or np.abs(tensor.astype(np.float32)).max() > most:
             raise CheckpointError(
                 f"{where} has values beyond {most:.3g}, where {param.dtype} ends; "
                 "choose dtype bfloat16"

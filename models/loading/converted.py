@@ -25,7 +25,6 @@ import numpy as np
 
 from paged.models.json_files import NotAnObject, read_object
 from paged.models.loading.checkpoint import CheckpointError, TensorInfo, map_file
-from paged.models.weights import ParamSpec, Part
 
 LAYOUT_FILE = "paged.json"
 # Raised when parameters are named, shaped or stored in another way than before.
@@ -47,12 +46,7 @@ def stored_specs(specs: Any) -> Any:
     """The same parameters, described as converted checkpoints hold them: each as it is."""
     described, structure = jax.tree.flatten(specs)
     named = zip(param_names(specs), described, strict=True)
-    return jax.tree.unflatten(structure, [_stored(name, spec) for name, spec in named])
-
-
-def _stored(name: str, spec: ParamSpec) -> ParamSpec:
-    part = Part(name, spec.shape, spec.shape)
-    return ParamSpec((part,), spec.shape, spec.axes, spec.init, dtype=spec.dtype)
+    return jax.tree.unflatten(structure, [spec.stored(name) for name, spec in named])
 
 
 def is_converted(folder: Path) -> bool:

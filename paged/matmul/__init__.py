@@ -16,6 +16,7 @@ from paged.matmul.choice import grouped_tiling_for, tiling_for
 from paged.matmul.grouping import MOST_ROWS, in_groups_at_once
 from paged.matmul.groups import Groups, Order, in_groups
 from paged.matmul.hopper import hopper_matmul
+from paged.matmul.int4 import int4_matmul, int4_unit, supports_int4
 from paged.matmul.tiling import ROW_UNIT, Tiling
 
 __all__ = [
@@ -29,9 +30,12 @@ __all__ = [
     "grouped_tiling_for",
     "in_groups",
     "in_groups_at_once",
+    "int4_matmul",
+    "int4_unit",
     "matmul",
     "supports",
     "supports_groups",
+    "supports_int4",
     "tiling_for",
 ]
 

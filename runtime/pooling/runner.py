@@ -13,7 +13,7 @@ from jax.stages import Compiled
 from numpy.typing import NDArray
 
 from paged.models.embedder import Embedder
-from paged.runtime.compiler import compile_all
+from paged.runtime.compiler import Compiler
 from paged.runtime.compiles import num_compiles
 from paged.runtime.lowering import Job
 from paged.runtime.pooling.grid import Grid, Shape
@@ -33,7 +33,8 @@ def compile_programs(
     """
     step = partial(embed, embedder)
     jobs = ((("embed", shape), Job(step, (params, packed_shape(shape)))) for shape in grid.all())
-    compiled = compile_all(embedder, jobs, show_progress=show_progress)
+    with Compiler() as compiler:
+        compiled = compiler.programs(embedder, jobs, show_progress=show_progress)
     return {shape: program for (_, shape), program in compiled.items()}
 
 

@@ -26,7 +26,13 @@ from paged.runtime.pooling.abilities import Abilities
 from paged.runtime.pooling.grid import Grid
 from paged.runtime.pooling.runner import PoolingRunner, compile_programs
 from paged.runtime.pooling.worker import Runner
-from paged.runtime.setup import claim_device, free_memory, step_limits, timed
+from paged.runtime.setup import (
+    claim_device,
+    free_memory,
+    step_limits,
+    tell_quantization,
+    timed,
+)
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,7 @@ def _load(
     programs = compile_programs(embedder, grid, shapes, show_progress=progress)
     if budget is not None:
         check_memory(budget, param_bytes(specs, dtype), memory_to_run(programs.values()))
+    tell_quantization(source.config, specs, dtype)
     with timed(f"Loaded {source.name}"):
         params = load_embedder(embedder, source, dtype, seed=config.seed, progress=progress)
         params = jax.block_until_ready(for_device(params, device))

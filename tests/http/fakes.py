@@ -31,6 +31,7 @@ from paged.runtime.outputs import (
     TokenLogprobs,
 )
 from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
+from paged.runtime.structured_outputs import StructuredOutputsParams
 
 VOCAB_SIZE = 256
 
@@ -207,6 +208,15 @@ class FakeEngine:
             generation_tokens=self.num_tokens,
             prefix_cache_queries=40,
             prefix_cache_hits=30,
+            host_queries=10,
+            host_hits=4,
+            num_host_pages=50,
+            num_used_host_pages=20,
+            host_bytes_saved=2**40,
+            host_bytes_loaded=2**30,
+            num_disk_pages=60,
+            disk_pages_read=6,
+            disk_pages_left_out=3,
             num_preemptions=2,
             num_steps=7,
             compiles_after_warmup=0,
@@ -278,3 +288,10 @@ def events(text: str) -> list[dict[str, Any]]:
     *chunks, done = [line for line in text.split("\n\n") if line]
     assert done == "data: [DONE]"
     return [msgspec.json.decode(chunk.removeprefix("data: ")) for chunk in chunks]
+
+
+def answer_of(form: StructuredOutputsParams | None) -> Any:
+    """The schema of a form, behind what may come before it."""
+    assert form is not None
+    assert isinstance(form.structural_tag, dict)
+    return form.structural_tag["format"]["elements"][1]["json_schema"]

@@ -160,8 +160,12 @@ def test_flags_of_other_engines_are_explained(capsys: Capture) -> None:
     assert "one GPU per server" in complaint(capsys, "serve", "--tensor-parallel-size", "2")
 
 
+def test_swap_space_is_another_name_for_the_offloading_size() -> None:
+    assert engine_config("--swap-space", "4") == EngineConfig(kv_offloading_size=4.0)
+
+
 def test_flags_that_have_no_effect_are_accepted() -> None:
-    assert parse(["serve", "--swap-space", "4", "--disable-log-requests"]).swap_space == "4"
+    assert parse(["serve", "--disable-log-requests"]).disable_log_requests
 
 
 def test_flags_may_come_from_a_file(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_deepseek_v2_chooses_by_groups_only_when_told():
         ("DeepseekV3", {"topk_group": 9}, ["topk_group 9", "n_group 8"]),
         ("DeepseekV3", {"num_experts_per_tok": 129}, ["129", "topk_group 4 groups of 32"]),
         ("DeepseekV3", {"n_shared_experts": None}, ["n_shared_experts"]),
-        ("DeepseekV3", {"quantization_config": {"quant_method": "fp8"}}, ["quantized", "'fp8'"]),
+        ("DeepseekV3", {"quantization_config": {"quant_method": "hqq"}}, ["quantized", "'hqq'"]),
         ("Gemma", {"hidden_act": "silu"}, ["hidden_act", "'silu'", "'gelu'"]),
         *(
             (family, {"use_bidirectional_attention": True}, ["use_bidirectional_attention", "True"])

@@ -15,8 +15,10 @@ from paged.cache import (
     Pages,
     as_stored,
     copy_pages,
+    read_pages,
     write_kv,
     write_latents,
+    write_pages,
 )
 
 dtypes = pytest.mark.parametrize("dtype", ["bfloat16", "fp8", "int8"])
@@ -86,6 +88,26 @@ def test_pages_are_copied_in_every_layer(dtype: str) -> None:
         assert_equal(after, jax.tree.map(lambda x, which=which: x[which], before))
 
 
+def check_round_trip(spec: CacheSpec, layers: tuple[Pages, ...]) -> None:
+    """Two pages are read, and written to others; a third is dropped."""
+    cache = PagedKVCache(layers, spec.homes)
+    contents = read_pages(cache, jnp.asarray([1, 2, 0]))
+    sizes = {sum(array.nbytes for array in content) for content in contents}
+    assert sizes == {spec.bytes_per_page}
+    target = jnp.asarray([4, 3, spec.num_pages])
+    written, done = write_pages(cache, target, contents)
+    assert done == target.sum()
+    for before, after in zip(layers, written.layers, strict=True):
+        which = jnp.asarray([0, 1, 2, 2, 1])
+        assert_equal(after, jax.tree.map(lambda x, which=which: x[which], before))
+
+
+@dtypes
+def test_pages_that_were_read_are_written_elsewhere(dtype: str) -> None:
+    spec = spec_of(dtype)
+    check_round_trip(spec, (random_pages(spec, 0), random_pages(spec, 1)))
+
+
 LATENTS = CacheSpec(2, 5, 4, 1, 10, KV_DTYPES["bfloat16"], latent_rank=7)
 
 
@@ -101,6 +123,13 @@ def test_latents_are_written_and_copied_as_rows() -> None:
     cache = PagedKVCache((written,), LATENTS.homes[:1])
     copied = copy_pages(cache, jnp.asarray([3]), jnp.asarray([4])).layers[0]
     np.testing.assert_array_equal(copied.values[4], written.values[3])
+
+
+def test_pages_of_latents_are_read_and_written() -> None:
+    values = jax.random.normal(jax.random.key(0), (2, 5, 4, 10)).astype(LATENTS.dtype)
+    check_round_trip(
+        LATENTS, tuple(Pages(layer, None, LATENTS.dtype, LATENTS.latent_rank) for layer in values)
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from paged.cache import KV_DTYPES, CacheSpec
 from paged.models.loading import ModelSource, resolve_model
 from paged.runtime import setup
+from paged.runtime.compiler import Compiler
 from paged.runtime.config import EngineConfig
 from paged.runtime.core import EngineCore
 from paged.runtime.messages import SequenceOutput
@@ -109,6 +110,7 @@ def test_longrope_turns_as_the_longest_sequence_asks(
     golden = load_golden("phi3_longrope_short_tied")
     model = resolve_model(write_checkpoint(tmp_path, golden)).config
     config = EngineConfig(**FLAGS, max_model_len=max_model_len)
-    shapes, _, _ = setup._divide_memory(config, model, jax.devices()[0])
+    with Compiler() as compiler:
+        shapes, _, _ = setup._divide_memory(config, model, jax.devices()[0], compiler)
     assert shapes.model.rope_scaling is not None
     assert list(shapes.model.rope_scaling.divisors) == golden["config"]["rope_parameters"][factors]

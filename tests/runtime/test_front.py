@@ -210,11 +210,13 @@ def words_tokenizer() -> Tokenizer:
     return Tokenizer(backend, special_tokens={}, chat_templates={})
 
 
-def test_bad_words_of_one_token_are_banned() -> None:
+def test_bad_words_become_tokens() -> None:
     ours = front(tokenizer=words_tokenizer(), vocab_size=257)
-    params = SamplingParams(bad_words=["b"], banned_token_ids=[9])
-    assert ours.prepare("r", "a", params).request.params.banned_token_ids == [9, ord("b"), 256]
-    for wrong in (["b", "c"], ["bb"], ["\ud800"]):
+    params = SamplingParams(bad_words=["b", "cd"], banned_token_ids=[9])
+    request = ours.prepare("r", "a", params).request
+    assert request.params.banned_token_ids == [9, ord("b"), 256]
+    assert request.bad_words == [[*b" cd"], [*b"cd"]]
+    for wrong in (["b" * 70], ["\ud800"]):
         with pytest.raises(InvalidRequest) as caught:
             ours.prepare("r", "a", SamplingParams(bad_words=wrong))
         assert caught.value.param == "bad_words"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paged.runtime.errors import InvalidRequest, Unsupported
+from paged.runtime.errors import InvalidRequest
 from paged.runtime.grammar import MAX_GRAMMAR_LENGTH, grammar_of
 from paged.runtime.guides import Grammars, Guide
 from paged.runtime.sampling_params import SamplingParams
@@ -35,6 +35,16 @@ def grammar(**wish: Any) -> str:
         ({"choice": "ab"}, "choice must be a list"),
         ({"json": 3}, "json must be a JSON schema"),
         ({"regex": ["a"]}, "regex must be text, got list"),
+        ({"structural_tag": ["a"]}, "structural_tag must be a structural tag"),
+        ({"whitespace_pattern": " "}, "got none"),
+        ({"regex": "a", "whitespace_pattern": " "}, "whitespace_pattern is about JSON"),
+        ({"choice": ["a"], "disable_any_whitespace": True}, "whitespace is about JSON"),
+        ({"grammar": "b", "disable_additional_properties": True}, "properties is about JSON"),
+        (
+            {"json": {}, "disable_any_whitespace": True, "whitespace_pattern": " "},
+            "or whitespace_pattern, not both",
+        ),
+        ({"json": {}, "disable_any_whitespace": 1}, "must be true or false, got int"),
         ({"json": "{"}, "JSON schema cannot be enforced"),
         ({"json": "[]"}, "JSON schema cannot be enforced"),
         ({"json": {"type": "strong"}}, "Invalid type: strong"),
@@ -57,14 +67,6 @@ def test_what_cannot_be_enforced_is_refused(wish: dict[str, Any], reason: str) -
         grammar(**wish)
     assert caught.value.param == "structured_outputs"
     assert len(str(caught.value)) < 600
-
-
-@pytest.mark.parametrize(
-    "wish", [{"structural_tag": {"a": 1}}, {"json": {}, "disable_additional_properties": True}]
-)
-def test_what_is_not_there_is_named(wish: dict[str, Any]) -> None:
-    with pytest.raises(Unsupported, match="not supported"):
-        grammar(**wish)
 
 
 def test_sampling_parameters_take_nothing_else() -> None:
@@ -177,3 +179,58 @@ def test_white_space_in_json_is_bounded() -> None:
         assert ord(" ") in tokens
         guide.advance(ord(" "))
     assert allowed(grammars, guide) == [{*b'"}'}]
+
+
+def follows(text_of: str, text: str) -> bool | None:
+    """Whether a text is all that a grammar asks for; None if it is the beginning of that."""
+    _, guide = compile_here(text_of)
+    for byte in text.encode():
+        if guide.is_complete:
+            return False
+        guide.advance(byte)
+        if guide.error:
+            return False
+    return guide.may_end or None
+
+
+@pytest.mark.parametrize(
+    ("day", "exists"),
+    [
+        *[("2024-02-29", True), ("2023-02-29", False), ("2000-02-29", True), ("1900-02-29", False)],
+        *[("2023-02-28", True), ("2023-12-31", True), ("2023-11-31", False), ("0000-01-01", False)],
+    ],
+)
+def test_days_are_those_of_the_calendar(day: str, exists: bool) -> None:
+    wanted: dict[str, Any] = {"type": "string", "format": "date"}
+    assert follows(grammar(json=wanted), f'"{day}"') is exists
+    moment = {"properties": {"date": wanted | {"format": "date-time"}}, "required": ["date"]}
+    assert follows(grammar(json=moment), f'{{"date":"{day}T10:11:12Z"}}') is exists
+    early = wanted | {"allOf": [{"pattern": "^[01]"}]}
+    assert follows(grammar(json=early), f'"{day}"') is (exists and day[0] in "01")
+
+
+def test_values_that_look_like_schemas_stay() -> None:
+    value = {"format": "date", "properties": {"a": {}}}
+    text = '{"format":"date","properties":{"a":{}}}'
+    wish = {"json": {"enum": [value]}, "disable_additional_properties": True}
+    assert follows(grammar(**wish), text)
+
+
+def test_additional_properties_can_be_switched_off() -> None:
+    inner = {"type": "object", "properties": {"b": {}}}
+    properties = {
+        "a": inner,
+        "free": {"type": "object"},
+        "said": inner | {"additionalProperties": True},
+    }
+    schema = {"type": "object", "properties": properties}
+    closed = grammar(json=schema, disable_additional_properties=True)
+    for text, fits in [
+        ('{"a":{"b":1}}', True),
+        ('{"c":1}', False),
+        ('{"a":{"c":1}}', False),
+        ('{"free":{"c":1}}', True),
+        ('{"said":{"c":1}}', True),
+    ]:
+        assert follows(closed, text) is fits
+        assert follows(grammar(json=schema), text)

@@ -309,3 +309,9 @@ def test_unknown_keywords_get_a_hint(given, hint):
 
 def test_keywords_become_the_configuration():
     assert engine_config("m", {"block_size": 32}) == EngineConfig(model="m", block_size=32)
+
+
+def test_keywords_may_have_other_names():
+    assert engine_config("m", {"swap_space": 4}) == EngineConfig(model="m", kv_offloading_size=4)
+    with pytest.raises(TypeError, match="'swap_space' and another name of 'kv_offloading_size'"):
+        engine_config("m", {"kv_offloading_size": 4, "swap_space": 4})

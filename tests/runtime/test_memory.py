@@ -13,6 +13,7 @@ from paged.runtime.memory import (
     available_memory,
     check_host_memory,
     fit_model_len,
+    host_pages,
     page_memory,
 )
 
@@ -112,6 +113,34 @@ def test_what_a_machine_has_left(
     if content is not None:
         path.write_text(content)
     assert available_memory(path) == available
+
+
+def test_swap_is_not_counted_where_memory_is_pinned(tmp_path: Path) -> None:
+    path = tmp_path / "meminfo"
+    path.write_text("MemAvailable: 3 kB\nSwapFree: 2 kB\n")
+    assert available_memory(path, swap=False) == 3072
+
+
+def test_host_pages_fill_what_is_wanted() -> None:
+    assert host_pages(10 * GIB - 1, GIB, available=10 * GIB) == 9
+    assert host_pages(0, GIB, available=0) == 0
+    assert host_pages(GIB, GIB, available=None) == 1
+    message = r"is 10\.00 GiB, and this machine has 9\.50 GiB of memory left. Use at most 9\.50"
+    with pytest.raises(ConfigError, match=message):
+        host_pages(10 * GIB, GIB, available=19 * GIB // 2)
+    with pytest.raises(ConfigError, match=r"is 512\.0 MiB, and one KV page takes 1\.00 GiB"):
+        host_pages(GIB // 2, GIB, available=None)
+
+
+def test_host_pages_are_reported_and_counted() -> None:
+    plan = replace(ON_CPU, num_host_pages=126, transit=GIB)
+    lines = plan.report().splitlines()
+    assert "  host transfers 1.00 GiB" in lines
+    assert lines[-1] == "Host KV cache size: 2,016 tokens (126.0 MiB)"
+    needed = plan.weights + plan.state + (64 + 126) * 2**20
+    check_host_memory(plan, needed)
+    with pytest.raises(ConfigError, match="--kv-offloading-size"):
+        check_host_memory(plan, needed - 1)
 
 
 def test_the_report_says_how_much_fits() -> None:

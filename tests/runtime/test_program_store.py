@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 from jax.stages import Compiled
 
-from paged.runtime.compiler import compile_all
+from paged.runtime.compiler import Compiler
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.lowering import Job
 from paged.runtime.program_store import kept_once, load_or_compile, named_apart
@@ -58,7 +58,8 @@ def test_a_start_says_what_it_compiled(folder: Path, caplog: pytest.LogCaptureFi
     caplog.set_level(logging.INFO, logger="paged.runtime.compiler")
     jobs = [(("add", number), Job(jnp.add, (jnp.zeros(number), 1.0))) for number in (1, 2)]
     for some in (jobs[:1], jobs, jobs):
-        compile_all("nothing else", some)
+        with Compiler() as compiler:
+            compiler.programs("nothing else", some)
     assert [message.rpartition(",")[0] for message in caplog.messages] == [
         "1 programs compiled, 0 from the cache",
         "1 programs compiled, 1 from the cache",

@@ -1,11 +1,11 @@
 """Scheduler and pool against a device of the mind, under random traffic.
 
 The device keeps, for each token place of each page, a fingerprint of all tokens up to there, and
-the group of layers that wrote it. It knows page tables from page updates alone, and before it
-samples for a row it checks that what each group sees of the row's context stands in the pages that
-the group's table names. The token it samples follows from the sequence's own history. So whatever
-the chunks, windows, preemptions, hits, forks and steps in flight, each sequence must come out
-exactly as if it had run alone.
+the group of layers that wrote it; so does the host for pages that moved there. It knows page tables
+from page updates alone, and before it samples for a row it checks that what each group sees of the
+row's context stands in the pages that the group's table names. The token it samples follows from
+the sequence's own history. So whatever the chunks, windows, preemptions, hits, moves, forks and
+steps in flight, each sequence must come out exactly as if it had run alone.
 """
 
 from collections import deque
@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from paged.groups import Windows, most_entries, most_pages
 from paged.pool import NULL_PAGE, PagePool
+from paged.runtime.load_costs import FREE, LoadCosts
 from paged.runtime.plan import Row, StepPlan, TokenEvent
 from paged.runtime.scheduler import Scheduler, SchedulerConfig
 from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits
@@ -80,9 +81,16 @@ class Device:
         self.config, self.page_size = config, page_size
         self.tables: dict[tuple[int, int], int] = {}  # by table and index
         self.places: dict[tuple[int, int], Content] = {}  # by page and offset
+        self.host: dict[tuple[int, int], Content] = {}  # by host page and offset
         self.newest: dict[int, int] = {}  # sampled token, by slot
 
     def run(self, plan: StepPlan, stories: dict[Sequence, Story]) -> list[int]:
+        for page, host_page, to_host, _ in plan.moves:
+            for offset in range(self.page_size):
+                if to_host:
+                    self.host[host_page, offset] = self.places[page, offset]
+                else:
+                    self.places[page, offset] = self.host[host_page, offset]
         for slot, index, page in plan.page_updates:
             self.tables[slot, index] = page
         for source, target in plan.copies:
@@ -199,6 +207,7 @@ class Simulation:
         assert self.pool.num_used == 0
         assert self.scheduler.reset_prefix_cache()
         assert self.pool.num_free == self.pool.num_pages - 1
+        assert self.pool.host.num_used == 0
 
     def check_plan(self, plan: StepPlan) -> None:
         config, lengths = self.config, [row.length for row in plan.rows]
@@ -282,9 +291,11 @@ def random_simulation(random: Random) -> Simulation:
         long_prefill_token_threshold=random.choice((0, 0, 1, 3, 9)),
         growth_steps=random.choice((0, 0, 8)),
         windows=random.choice(WINDOWS),
+        load_costs=random.choice((*[FREE] * 3, LoadCosts(per_page=page_size, latency=1))),
     )
     num_pages = least_pages(config, page_size) + random.choice((0, 1, 2, 4, 20))
-    pool = PagePool(num_pages + 1, page_size, enable_prefix_caching=random.random() < 0.8)
+    caching, num_host_pages = random.random() < 0.8, random.choice((0, 2, 9, 40))
+    pool = PagePool(num_pages + 1, page_size, caching, num_host_pages)
     return Simulation(config, pool, depth=random.choice((0, 1, 1, 2, 3)))
 
 
@@ -319,9 +330,12 @@ def random_prompt(simulation: Simulation, random: Random) -> list[int]:
     return said[: random.randint(0, len(said))] + new
 
 
-def run_randomly(first_seed: int, least_steps: int) -> tuple[int, int, int]:
-    """Steps, preemptions and tokens found in prefix caches, over many small simulations."""
-    num_steps = num_preemptions = num_hits = 0
+def run_randomly(first_seed: int, least_steps: int) -> tuple[int, int, int, int]:
+    """Steps, preemptions, tokens found in prefix caches and pages loaded from the host.
+
+    Over many small simulations.
+    """
+    num_steps = num_preemptions = num_hits = num_loaded = 0
     seed = first_seed
     while num_steps < least_steps:
         random = Random(seed)
@@ -331,15 +345,19 @@ def run_randomly(first_seed: int, least_steps: int) -> tuple[int, int, int]:
         num_steps += simulation.num_steps
         num_preemptions += simulation.scheduler.num_preemptions
         num_hits += simulation.scheduler.prefix_hits
+        num_loaded += simulation.pool.num_loaded
         seed += 1
-    return num_steps, num_preemptions, num_hits
+    return num_steps, num_preemptions, num_hits, num_loaded
 
 
 def test_every_sequence_comes_out_as_if_it_had_run_alone() -> None:
-    num_steps, num_preemptions, num_hits = run_randomly(first_seed=0, least_steps=100_000)
+    num_steps, num_preemptions, num_hits, num_loaded = run_randomly(
+        first_seed=0, least_steps=100_000
+    )
     assert num_steps >= 100_000
     assert num_preemptions > 2_000, "the pools were too large to test anything"
     assert num_hits > 40_000, "the prompts had too little in common to test anything"
+    assert num_loaded > 1_500, "the host had too little of use to test anything"
 
 
 @pytest.mark.slow
@@ -366,6 +384,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         threshold=st.sampled_from([0, 1, 3]),
         growth_steps=st.sampled_from([0, 8]),
         windows=st.lists(st.none() | st.integers(1, 9), min_size=1, max_size=3),
+        num_host_pages=st.integers(0, 8),
     )
     def start(
         self, page_size: int, spare_pages: int, caching: bool, depth: int, **limits: Any
@@ -383,7 +402,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             windows=tuple(limits["windows"]),
         )
         num_pages = least_pages(config, page_size) + spare_pages
-        self.simulation = Simulation(config, PagePool(num_pages + 1, page_size, caching), depth)
+        pool = PagePool(num_pages + 1, page_size, caching, limits["num_host_pages"])
+        self.simulation = Simulation(config, pool, depth)
 
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=12),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.llm import LLM
 from paged.runtime.outputs import CompletionOutput
+from paged.runtime.plan import StepPlan
+from paged.runtime.runner import InFlight, StepRunner
 from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
 from paged.runtime.structured_outputs import StructuredOutputsParams
 from tests.runtime.fakes import EOS, write_model
@@ -198,6 +201,48 @@ def test_a_grammar_too_costly_to_follow_ends_its_request_alone(
     assert failed.finish_reason == "error"
     assert failed.error
     check(CASES["boolean"], fine)
+
+
+def test_masks_are_made_while_the_device_computes(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step is enqueued up to the choice of its tokens before the step before it is read."""
+    calls: list[tuple[str, StepPlan | None]] = []
+
+    def told(owner: type, name: str, plan_of: Callable[..., StepPlan | None]) -> None:
+        function = getattr(owner, name)
+
+        def call(*args: Any) -> Any:
+            calls.append((name, plan_of(*args)))
+            return function(*args)
+
+        monkeypatch.setattr(owner, name, call)
+
+    told(StepRunner, "start", lambda _, plan: plan)
+    told(InFlight, "read", lambda step: step.plan)
+    told(guides.Grammars, "masks", lambda *_: None)
+    told(StepRunner, "load_masks", lambda *_: None)
+    told(StepRunner, "finish", lambda _, started: started.plan)
+    [output] = generate(llm, wish(CASES["phone"]))
+    [first, *later] = _by_step(calls)
+    assert [name for name, _ in first] == ["start", "masks", "load_masks", "finish"]
+    for before, now in pairwise([first, *later[:-1]]):
+        assert [name for name, _ in now] == ["start", "read", "masks", "load_masks", "finish"]
+        assert now[1][1] is before[0][1]
+        assert now[0][1] is now[4][1] is not before[0][1]
+    # The last was enqueued before the token was read that ended the sequence.
+    assert len(output.token_ids) == len(later)
+    assert [name for name, _ in later[-1]][:2] == ["start", "read"]
+    assert "masks" not in dict(later[-1])
+
+
+def _by_step(calls: list[tuple[str, StepPlan | None]]) -> list[list[tuple[str, StepPlan | None]]]:
+    steps: list[list[tuple[str, StepPlan | None]]] = []
+    for call in calls:
+        if call[0] == "start":
+            steps.append([])
+        steps[-1].append(call)
+    return steps
 
 
 @pytest.mark.parametrize("separate_process", [False, pytest.param(True, marks=pytest.mark.slow)])

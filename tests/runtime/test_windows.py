@@ -11,6 +11,7 @@ import pytest
 
 from paged.models.loading import ModelSource, resolve_model
 from paged.runtime import setup
+from paged.runtime.compiler import Compiler
 from paged.runtime.config import EngineConfig
 from paged.runtime.core import EngineCore
 from paged.runtime.memory import MemoryPlan
@@ -138,7 +139,8 @@ def test_a_crowd_in_few_pages_answers_as_one_by_one(
 
 def memory_of(source: ModelSource, **flags: Any) -> MemoryPlan:
     config = EngineConfig(**FLAGS | flags, kv_cache_memory_bytes=2**20)
-    return setup._divide_memory(config, source.config, jax.devices()[0])[2]
+    with Compiler() as compiler:
+        return setup._divide_memory(config, source.config, jax.devices()[0], compiler)[2]
 
 
 def test_windows_make_room(tmp_path: Path) -> None:

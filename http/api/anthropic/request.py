@@ -26,7 +26,12 @@ from paged.http.api.protocol import (
 )
 from paged.runtime.errors import InvalidRequest, Unsupported
 
-NAMES = {"prompt": "messages", "stop": "stop_sequences", "structured_outputs": "output_config"}
+NAMES = {
+    "prompt": "messages",
+    "response_format": "output_config",
+    "stop": "stop_sequences",
+    "structured_outputs": "output_config",
+}
 """Fields of a chat request, and what they are called here."""
 
 _SAME = (

@@ -47,6 +47,10 @@ Tools = Mapping[str, Mapping[str, Any]]
 """The JSON schema of each function's parameters, by the function's name."""
 
 
+Part = dict[str, Any]
+"""A part of a structural tag (see `paged.runtime.structural_tags`)."""
+
+
 class Parser(Protocol):
     """Reads one answer, a piece of text at a time.
 

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 from paged.http.api.parsers.calls import Call, NoCall
-from paged.http.api.parsers.events import Content, Event, Reasoning
+from paged.http.api.parsers.events import Content, Event, Part, Reasoning
 from paged.http.api.parsers.json_calls import json_object
 from paged.http.api.parsers.marks import first_mark, unsettled
 
@@ -21,6 +21,7 @@ START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 # A message that lacks its end is ended by the head of the next one.
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", START, CHANNEL)
 MARKS = (*_ENDS, MESSAGE, "<|constrain|>")
+_HEAD = f"{START}assistant"
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
@@ -36,6 +37,25 @@ class _Head:
 def _head(text: str) -> _Head:
     channel, recipient = _CHANNEL_NAME.search(text), _RECIPIENT.search(text)
     return _Head(channel and channel[1], recipient and recipient[1])
+
+
+def before_answer(prompt_end: str) -> Part | None:
+    """What comes before an answer that has a form: analysis, and the final message's head.
+
+    None if the prompt does not end with the beginning of a head.
+    """
+    if not prompt_end.endswith(_HEAD):
+        return None
+    analysis = {
+        "type": "tag",
+        "begin": f"{CHANNEL}analysis{MESSAGE}",
+        "content": {"type": "any_text"},
+        "end": f"<|end|>{_HEAD}",
+    }
+    final = [f"{CHANNEL}final{kind}{MESSAGE}" for kind in ("", " <|constrain|>json")]
+    heads = [{"type": "const_string", "value": head} for head in final]
+    elements = [{"type": "star", "content": analysis}, {"type": "or", "elements": heads}]
+    return {"type": "sequence", "elements": elements}
 
 
 class HarmonyParser:

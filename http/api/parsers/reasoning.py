@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from paged.http.api.parsers.events import Content, Event, Reasoning
+from paged.http.api.parsers.events import Content, Event, Part, Reasoning
 from paged.http.api.parsers.marks import WHITE_SPACE, Trimmer, first_mark, unsettled
+
+_SPACE: Part = {"type": "regex", "pattern": r"[ \t\r\n]{0,32}"}
+
+
+def _sequence(*elements: Part) -> Part:
+    return {"type": "sequence", "elements": list(elements)}
+
+
+def _thoughts(begin: str, ends: Sequence[str]) -> Part:
+    free = {"type": "any_text"}
+    return {"type": "tag", "begin": begin, "content": free, "end": list(ends)}
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,20 @@ class Thinking:
         if end.endswith(self.closes):
             return False
         return True if self.assumed else None
+
+    def before_answer(self, starts: bool | None) -> Part | None:
+        """What may come before an answer that has a form; None if that begins at once.
+
+        Args:
+            starts: see `starts`.
+        """
+        if starts is False:
+            return None
+        if starts:
+            return _sequence(_thoughts("", self.closes), _SPACE)
+        opened = [_thoughts(mark, self.closes) for mark in self.opens]
+        reasoning = _sequence(_SPACE, {"type": "or", "elements": opened}, _SPACE)
+        return {"type": "optional", "content": reasoning}
 
 
 class ThinkParser:

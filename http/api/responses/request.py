@@ -25,6 +25,7 @@ NAMES = {
     "max_tokens": "max_output_tokens",
     "messages": "input",
     "prompt": "input",
+    "response_format": "text.format",
     "structured_outputs": "text.format",
 }
 """Fields of a chat request, and what they are called here."""

@@ -9,6 +9,10 @@ from paged.runtime.structured_outputs import StructuredOutputsParams
 from tests.http.fakes import FakeEngine
 
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}}
+OLDER: dict[str, Any] = {
+    "structures": [{"begin": "a", "schema": {}, "end": "b"}],
+    "triggers": ["a"],
+}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION: dict[str, Any] = {"prompt": "Hi"}
 
@@ -37,6 +41,20 @@ WISHES: list[tuple[dict[str, Any], Wish | None]] = [
     (
         {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
         Wish(json=SCHEMA, disable_any_whitespace=True),
+    ),
+    ({"response_format": {"type": "structural_tag", **OLDER}}, Wish(structural_tag=OLDER)),
+    (
+        {"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}},
+        Wish(structural_tag={"format": {"type": "any_text"}}),
+    ),
+    ({"structured_outputs": {"structural_tag": "{}"}}, Wish(structural_tag="{}")),
+    (
+        {"structured_outputs": {"json": SCHEMA, "disable_additional_properties": True}},
+        Wish(json=SCHEMA, disable_additional_properties=True),
+    ),
+    (
+        {"response_format": {"type": "json_object"}, "guided_whitespace_pattern": " ?"},
+        Wish(json_object=True, whitespace_pattern=" ?"),
     ),
     ({"guided_json": SCHEMA}, Wish(json=SCHEMA)),
     ({"guided_json": "{}"}, Wish(json="{}")),
@@ -79,7 +97,6 @@ def test_what_the_engine_gets(
             "response_format.json_schema.schema",
             "object",
         ),
-        ({"response_format": {"type": "structural_tag"}}, "response_format", "not supported"),
         ({"structured_outputs": {}}, "structured_outputs", "got none"),
         (
             {"structured_outputs": {"json": {}, "regex": "a"}},
@@ -87,8 +104,24 @@ def test_what_the_engine_gets(
             "json and regex",
         ),
         ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice[0]", "str"),
-        ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs", "not supported"),
-        ({"guided_choice": []}, "structured_outputs", "at least one"),
+        ({"guided_choice": []}, "guided_choice", "guided_choice: choice must be a list"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "needs guided_json"),
+        (
+            {"guided_regex": "a", "guided_whitespace_pattern": " "},
+            "guided_whitespace_pattern",
+            "needs guided_json",
+        ),
+        (
+            {"structured_outputs": {"json": {}}, "guided_whitespace_pattern": " "},
+            "guided_whitespace_pattern",
+            "needs guided_json",
+        ),
+        ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs", "got none"),
+        (
+            {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+            "structured_outputs",
+            "is about JSON",
+        ),
         (
             {"guided_regex": "a", "response_format": {"type": "json_object"}},
             "response_format and guided_regex",

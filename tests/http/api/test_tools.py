@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from paged.http.api.answers import AnswerFormat
 from paged.http.app import create_app
-from tests.http.fakes import FakeEngine, FakeTokenizer, events, serving
+from tests.http.fakes import FakeEngine, FakeTokenizer, answer_of, events, serving
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 TOOL: ChatCompletionToolParam = {
@@ -299,7 +299,7 @@ def test_a_named_function_is_forced(sdk: OpenAI, engine: FakeEngine) -> None:
     assert (call.function.name, call.function.arguments) == ("weather", engine.answer)
     assert accumulated(sdk, tool_choice=NAMED).message.tool_calls[0].function.name == "weather"
     forms = [seen.params.structured_outputs for seen in engine.seen]
-    assert [form and form.json for form in forms] == [TOOL["function"]["parameters"]] * 2
+    assert [answer_of(form) for form in forms] == [TOOL["function"]["parameters"]] * 2
 
 
 def test_some_call_is_forced(sdk: OpenAI, engine: FakeEngine) -> None:
@@ -308,10 +308,7 @@ def test_some_call_is_forced(sdk: OpenAI, engine: FakeEngine) -> None:
     assert choice.finish_reason == "tool_calls"
     assert choice.message.tool_calls is not None
     assert len(choice.message.tool_calls) == 1
-    form = engine.seen[0].params.structured_outputs
-    assert form is not None
-    assert isinstance(form.json, dict)
-    assert form.json["type"] == "array"
+    assert answer_of(engine.seen[0].params.structured_outputs)["type"] == "array"
 
 
 def test_no_other_form_goes_with_a_forced_call(sdk: OpenAI) -> None:
@@ -320,11 +317,35 @@ def test_no_other_form_goes_with_a_forced_call(sdk: OpenAI) -> None:
     assert caught.value.param == "tool_choice"
 
 
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_reasoning_comes_before_a_forced_call(sdk: OpenAI, engine: FakeEngine, choice: Any) -> None:
+    arguments = '{"city": "Oslo"}'
+    call = f'[{{"name": "weather", "parameters": {arguments}}}]'
+    engine.answer = f"<think>Hm.</think>\n\n{call if choice == 'required' else arguments}"
+    message = ask(sdk, tool_choice=choice).choices[0].message
+    assert message.tool_calls is not None
+    [made] = message.tool_calls
+    assert made.type == "function"
+    assert made.function.arguments == arguments
+    assert (message.model_extra or {})["reasoning"] == "Hm."
+    streamed = accumulated(sdk, tool_choice=choice).message
+    assert streamed.tool_calls[0].function.arguments == arguments
+
+
 def test_structured_output_is_content(connect: Connect, engine: FakeEngine) -> None:
     sdk = connect(AnswerFormat("llama3_json", "deepseek_r1", auto=True))
-    engine.answer = '{"name": "weather", "parameters": {}}'
+    wanted = '{"name": "weather", "parameters": {}}'
+    engine.answer = f"Hm.</think>{wanted}"
     message = ask(sdk, response_format={"type": "json_object"}).choices[0].message
-    assert (message.content, message.tool_calls) == (engine.answer, [])
+    assert (message.content, message.tool_calls) == (wanted, [])
+    assert (message.model_extra or {})["reasoning"] == "Hm."
+
+
+def test_calls_are_read_beside_a_structural_tag(sdk: OpenAI, engine: FakeEngine) -> None:
+    engine.answer = f"Well. {CALL}"
+    tag = {"type": "structural_tag", "format": {"type": "any_text"}}
+    message = ask(sdk, extra_body={"response_format": tag}).choices[0].message
+    assert (message.content, len(message.tool_calls or ())) == ("Well.", 1)
 
 
 @pytest.mark.parametrize(

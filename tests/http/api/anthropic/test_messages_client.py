@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from paged.http.api.answers import AnswerFormat
 from paged.http.app import create_app
-from tests.http.fakes import FakeEngine, serving
+from tests.http.fakes import FakeEngine, answer_of, serving
 
 TOOL: ToolParam = {
     "name": "weather",
@@ -112,10 +112,7 @@ def test_parsed_answers(sdk: Anthropic, engine: FakeEngine) -> None:
     )
     assert reply.parsed_output == Weather(city="Oslo")
     [seen] = engine.seen
-    assert seen.params.structured_outputs is not None
-    schema = seen.params.structured_outputs.json
-    assert isinstance(schema, dict)
-    assert schema["required"] == ["city"]
+    assert answer_of(seen.params.structured_outputs)["required"] == ["city"]
 
 
 def test_count_tokens(sdk: Anthropic) -> None:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from paged.http.api.answers import AnswerFormat
 from paged.http.app import create_app
-from tests.http.fakes import FakeEngine, serving
+from tests.http.fakes import FakeEngine, answer_of, serving
 
 TOOL: FunctionToolParam = {
     "type": "function",
@@ -106,10 +106,7 @@ def test_parsed_answers(sdk: OpenAI, engine: FakeEngine) -> None:
     reply = sdk.responses.parse(model="tiny", input="Hi", text_format=Weather)
     assert reply.output_parsed == Weather(city="Oslo", degrees=3)
     [seen] = engine.seen
-    assert seen.params.structured_outputs is not None
-    schema = seen.params.structured_outputs.json
-    assert isinstance(schema, dict)
-    assert schema["required"] == ["city", "degrees"]
+    assert answer_of(seen.params.structured_outputs)["required"] == ["city", "degrees"]
 
 
 def test_the_clients_own_accumulator(sdk: OpenAI, engine: FakeEngine) -> None:

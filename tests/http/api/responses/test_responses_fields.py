@@ -9,7 +9,7 @@ from paged.http.api.answers import AnswerFormat
 from paged.http.api.responses.conversation import messages_of
 from paged.http.api.responses.protocol import RESPONSES_NEUTRAL, InputItem
 from paged.http.app import create_app
-from tests.http.fakes import FakeEngine
+from tests.http.fakes import FakeEngine, answer_of
 
 TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}}
 
@@ -154,12 +154,9 @@ def test_forms_of_the_answer(client: TestClient, engine: FakeEngine) -> None:
     ]
     for wanted in formats:
         assert ask(client, text={"format": wanted})["text"]["format"] == wanted
-    free, an_object, by_schema = [seen.params.structured_outputs for seen in engine.seen]
+    free, *forms = [seen.params.structured_outputs for seen in engine.seen]
     assert free is None
-    assert an_object is not None
-    assert an_object.json_object
-    assert by_schema is not None
-    assert by_schema.json == schema
+    assert [answer_of(form) for form in forms] == [{"type": "object"}, schema]
 
 
 def test_choices_of_tools(client: TestClient, engine: FakeEngine) -> None:

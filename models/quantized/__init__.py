@@ -1,0 +1,24 @@
+"""Weights of fewer bits behind the `Linear` seam: how they are stored, made, and read.
+
+`quantized` is the one place where a description of plain projections becomes one of quantised
+projections; initialising, loading, sharding and the memory estimate follow from it as ever.
+"""
+
+from paged.models.quantized.channels import ChannelScaled, TileScaled
+from paged.models.quantized.describe import expanded_weights, quantized, weight_bytes
+from paged.models.quantized.groups import GroupScaled
+from paged.models.quantized.making import made_on_load
+from paged.models.quantized.published import published_quantization
+from paged.models.quantized.rules import Quantization
+
+__all__ = [
+    "ChannelScaled",
+    "GroupScaled",
+    "Quantization",
+    "TileScaled",
+    "expanded_weights",
+    "made_on_load",
+    "published_quantization",
+    "quantized",
+    "weight_bytes",
+]

@@ -1,0 +1,94 @@
+"""Which projections of a model are quantised, and by which scheme."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from paged.errors import ConfigError
+from paged.models.weights import Dense, Linear
+
+
+class Scheme(Protocol):
+    """A way to store weights, which can be told of a plain projection."""
+
+    def describe(self, weight: Dense) -> Linear:
+        """The description of a projection stored in this way, from that in full precision.
+
+        Raises:
+            ConfigError: its shape does not go with the scheme.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A scheme and the names of the projections that it is for, as regular expressions."""
+
+    scheme: Scheme
+    names: tuple[str, ...]
+
+    def is_for(self, module: str) -> bool:
+        return _matches(self.names, module)
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How the projections of a model are stored.
+
+    Attributes:
+        name: of the method, for people.
+        rules: of which the first that is for a projection counts.
+        excluded: names of projections in full precision, as regular expressions.
+        made_on_load: of weights in full precision. What cannot be quantised then stays; where the
+            checkpoint is quantised, it is refused.
+    """
+
+    name: str
+    rules: tuple[Rule, ...]
+    excluded: tuple[str, ...] = ()
+    made_on_load: bool = False
+
+    def scheme_for(self, modules: Sequence[str]) -> Scheme | None:
+        """The scheme of projections that are joined in one weight; None for full precision.
+
+        Raises:
+            ConfigError: the checkpoint does not have them alike.
+        """
+        schemes = [self._scheme(module) for module in modules]
+        if len(set(schemes)) == 1:
+            return schemes[0]
+        if self.made_on_load:
+            return None
+        raise ConfigError(
+            f"quantization_config has {', '.join(map(repr, modules))} stored differently, and they "
+            "are multiplied as one: that is not supported"
+        )
+
+    def _scheme(self, module: str) -> Scheme | None:
+        if _matches(self.excluded, module):
+            return None
+        return next((rule.scheme for rule in self.rules if rule.is_for(module)), None)
+
+
+def _matches(names: Iterable[str], module: str) -> bool:
+    return any(re.fullmatch(name, module) for name in names)
+
+
+def from_glob(pattern: str) -> str:
+    """The expression for names by a pattern as of files: "lm_head", "*.layers.0.*"."""
+    return fnmatch.translate(pattern)
+
+
+def from_part(name: str) -> str:
+    """The expression for modules that have `name` for one or more whole parts of their path."""
+    return rf"(.*\.)?{re.escape(name)}(\..*)?"
+
+
+def modules_of(weight: Dense) -> tuple[str, ...]:
+    """Names of the projections that are joined in a description, each once."""
+    parts = weight.kernel.parts  # type: ignore[attr-defined]
+    return tuple(dict.fromkeys(part.name.removesuffix(".weight") for part in parts))

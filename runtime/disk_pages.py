@@ -1,0 +1,226 @@
+"""Files of page contents that outlive the process: the third tier of the prefix cache.
+
+A folder holds the pages of one model, whose weights, shapes and source name it. What goes to host
+memory is written here too, by a thread, and nobody waits for it: where more comes than the disk
+takes, some is left out. A file is a digest and what it is of, under a name that is the hash of the
+tokens; whatever is not as it should be counts as not there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from hashlib import blake2b
+from pathlib import Path
+from threading import BoundedSemaphore, Lock
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from paged.cache import PageContent
+
+logger = logging.getLogger(__name__)
+
+_ENDING = ".page"
+_DIGEST_BYTES = 32
+_READERS = 4
+# Host memory that waits to be written stays taken: so not too much of it.
+_MOST_WAITING = 256
+_MEASURED_BYTES = 2**26
+
+FoundPage = tuple[bytes, tuple[NDArray[Any], ...]]
+"""The hash of some content, and the content."""
+Fetched = Future[list[FoundPage]]
+"""Pages that are being read."""
+
+
+class DiskPages:
+    """Writes and reads the pages in a folder; all calls but `close` return at once.
+
+    Attributes:
+        max_pages: that there is room for.
+        seconds_per_page: what reading takes, as measured at the start and since.
+        num_read: pages that were read.
+        num_left_out: pages that the disk was too slow to take.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int, page: Sequence[jax.ShapeDtypeStruct]) -> None:
+        """Find what is there.
+
+        Args:
+            page: shapes and types of a page's content.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        self._folder = folder
+        self._page = page
+        self._bytes = _DIGEST_BYTES + sum(part.size * part.dtype.itemsize for part in page)
+        self.max_pages = max_bytes // self._bytes
+        self.num_read = self.num_left_out = 0
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts can be read out of pages
+        self.seconds_per_page = self._measure()
+        self._lock = Lock()
+        self._num_clears = 0
+        self._known = OrderedDict.fromkeys(self._find())  # least recently used first
+        self._room = BoundedSemaphore(_MOST_WAITING)
+        self._writer = ThreadPoolExecutor(1, "paged-disk-writer")
+        self._readers = ThreadPoolExecutor(_READERS, "paged-disk-reader")
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, content: bytes) -> bool:
+        return content in self._known
+
+    def write(self, content: bytes, arrays: PageContent, *, wait: bool = False) -> None:
+        """Have a page written, if it is not here yet.
+
+        Args:
+            wait: until the disk takes it; else it may be left out.
+        """
+        if content in self._known:
+            self._use(content)
+        elif self._room.acquire(blocking=wait):
+            self._writer.submit(self._write, content, arrays, self._num_clears)
+        else:
+            self.num_left_out += 1
+
+    def fetch(self, contents: Sequence[bytes]) -> Fetched:
+        """Have pages read; those that cannot be are left out."""
+        return self._readers.submit(self._read_all, contents)
+
+    def clear(self) -> None:
+        """Forget all pages, those that wait to be written too, and have their files removed."""
+        with self._lock:
+            forgotten = list(self._known)
+            self._known.clear()
+            self._num_clears += 1
+        self._writer.submit(self._remove, forgotten)
+
+    def close(self) -> None:
+        """Write what waits to be written."""
+        self._readers.shutdown(cancel_futures=True)
+        self._writer.shutdown()
+
+    def _find(self) -> Iterator[bytes]:
+        """Hashes of the pages in the folder, least recently used first."""
+        files = [(path, path.stat()) for path in self._folder.iterdir()]
+        num_foreign = 0
+        for path, stat in sorted(files, key=lambda file: file[1].st_mtime_ns):
+            content = _content(path)
+            if content is not None and stat.st_size == self._bytes:
+                yield content
+            else:
+                num_foreign += 1
+        if num_foreign:
+            logger.warning("Ignored %d files in %s that are no pages", num_foreign, self._folder)
+
+    def _measure(self) -> float:
+        """Seconds that a page takes to be read, from the disk and not from the system's cache."""
+        path = self._folder / f"{secrets.token_hex(8)}.measured"
+        count = max(_MEASURED_BYTES // self._bytes, 1)
+        try:
+            path.write_bytes(bytes(count * self._bytes))
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                if sys.platform == "linux":
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                started = time.perf_counter()
+                file.read()
+                return (time.perf_counter() - started) / count
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _path(self, content: bytes) -> Path:
+        return self._folder / f"{content.hex()}{_ENDING}"
+
+    def _use(self, content: bytes) -> None:
+        with self._lock:
+            if content in self._known:
+                self._known.move_to_end(content)
+
+    def _remove(self, contents: list[bytes]) -> None:
+        for content in contents:
+            self._path(content).unlink(missing_ok=True)
+
+    def _write(self, content: bytes, arrays: PageContent, num_clears: int) -> None:
+        path = self._path(content)
+        unfinished = path.with_suffix(f".{secrets.token_hex(8)}")
+        try:
+            body = b"".join(np.asarray(array).tobytes() for array in arrays)
+            unfinished.write_bytes(_digest(content, body) + body)
+            with self._lock:
+                if num_clears == self._num_clears:
+                    unfinished.replace(path)
+                    self._known[content] = None
+            self._forget_oldest()
+        except OSError as error:
+            logger.warning("%s was not written: %s", path, error)
+        except Exception:  # the device's, of a step that failed
+            logger.exception("%s was not written", path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+            self._room.release()
+
+    def _forget_oldest(self) -> None:
+        while len(self._known) > self.max_pages:
+            with self._lock:
+                oldest, _ = self._known.popitem(last=False)
+            self._path(oldest).unlink(missing_ok=True)
+
+    def _read_all(self, contents: Sequence[bytes]) -> list[FoundPage]:
+        started = time.perf_counter()
+        found = []
+        for content in contents:
+            arrays = self._read(content)
+            if arrays is not None:
+                found.append((content, arrays))
+        seconds = time.perf_counter() - started
+        if found:
+            with self._lock:
+                self.num_read += len(found)
+                self.seconds_per_page += (seconds / len(found) - self.seconds_per_page) / 4
+        return found
+
+    def _read(self, content: bytes) -> tuple[NDArray[Any], ...] | None:
+        """What a file holds; None, and the page forgotten, where it does not hold that."""
+        path = self._path(content)
+        try:
+            file = path.read_bytes()
+            if file[:_DIGEST_BYTES] != _digest(content, file[_DIGEST_BYTES:]):
+                raise ValueError("its digest is another")
+            path.touch()
+        except (OSError, ValueError) as error:
+            logger.warning("%s is ignored: %s", path, error)
+            with self._lock:
+                self._known.pop(content, None)
+            return None
+        self._use(content)
+        return tuple(self._parts(file))
+
+    def _parts(self, file: bytes) -> Iterator[NDArray[Any]]:
+        offset = _DIGEST_BYTES
+        for part in self._page:
+            yield np.frombuffer(file, part.dtype, part.size, offset).reshape(part.shape)
+            offset += part.size * part.dtype.itemsize
+
+
+def _content(path: Path) -> bytes | None:
+    """The hash that names a page's file; None for another file."""
+    try:
+        return bytes.fromhex(path.stem) if path.suffix == _ENDING else None
+    except ValueError:
+        return None
+
+
+def _digest(content: bytes, body: bytes) -> bytes:
+    return blake2b(content + body, digest_size=_DIGEST_BYTES, person=b"paged disk").digest()

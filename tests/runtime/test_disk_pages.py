@@ -1,0 +1,144 @@
+"""Pages in files: read as they were written, by later starts too; what is damaged is ignored."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paged.runtime.disk_pages import DiskPages, FoundPage
+from paged.runtime.disk_tier import fingerprint
+
+PAGE = (
+    jax.ShapeDtypeStruct((2, 4, 3), jnp.bfloat16),
+    jax.ShapeDtypeStruct((2, 4), jnp.uint32),
+)
+PAGE_BYTES = 2 * 4 * 3 * 2 + 2 * 4 * 4 + 32
+ROOM = 100 * PAGE_BYTES
+
+
+def content_of(number: int) -> tuple[jax.Array, ...]:
+    values = number + jnp.arange(24.0).reshape(2, 4, 3)
+    return values.astype(jnp.bfloat16), jnp.full((2, 4), number, jnp.uint32)
+
+
+def name_of(number: int) -> bytes:
+    return bytes([number]) * 34
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Iterator[DiskPages]:
+    pages = DiskPages(tmp_path, ROOM, PAGE)
+    yield pages
+    pages.close()
+
+
+def written(folder: Path, *numbers: int, room: int = ROOM) -> None:
+    """Leave pages there, as a start before did."""
+    pages = DiskPages(folder, room, PAGE)
+    for number in numbers:
+        pages.write(name_of(number), content_of(number), wait=True)
+    pages.close()
+
+
+def check(found: list[FoundPage], *numbers: int) -> None:
+    assert [content for content, _ in found] == list(map(name_of, numbers))
+    for (_, arrays), number in zip(found, numbers, strict=True):
+        for array, expected in zip(arrays, content_of(number), strict=True):
+            assert array.dtype == expected.dtype
+            np.testing.assert_array_equal(array, expected)
+
+
+def test_pages_are_read_as_they_were_written(pages: DiskPages) -> None:
+    for number in (1, 2):
+        pages.write(name_of(number), content_of(number))
+    pages._writer.submit(lambda: None).result()
+    assert len(pages) == 2
+    check(pages.fetch([name_of(2), name_of(1)]).result(), 2, 1)
+    assert pages.num_read == 2
+    assert pages.seconds_per_page > 0
+
+
+def test_a_later_start_finds_them(tmp_path: Path) -> None:
+    written(tmp_path, 1, 2, 3)
+    pages = DiskPages(tmp_path, ROOM, PAGE)
+    assert [name_of(number) in pages for number in (1, 2, 3, 4)] == [True, True, True, False]
+    check(pages.fetch([name_of(3)]).result(), 3)
+    pages.close()
+
+
+def test_the_least_recently_used_go_when_the_room_is_full(tmp_path: Path) -> None:
+    written(tmp_path, 1, 2, 3, room=2 * PAGE_BYTES)
+    assert sorted(path.stem for path in tmp_path.iterdir()) == [
+        name_of(number).hex() for number in (2, 3)
+    ]
+
+
+def test_what_is_cleared_is_gone_with_what_waits_to_be_written(
+    pages: DiskPages, tmp_path: Path
+) -> None:
+    for number in (1, 2, 3):
+        pages.write(name_of(number), content_of(number))
+    pages.clear()
+    pages.write(name_of(4), content_of(4))
+    pages._writer.submit(lambda: None).result()
+    assert [number for number in range(1, 5) if name_of(number) in pages] == [4]
+    assert [path.stem for path in tmp_path.iterdir()] == [name_of(4).hex()]
+
+
+def test_what_is_no_page_of_this_model_is_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(tmp_path, 1, 2, 3, 4)
+    paths = [tmp_path / f"{name_of(number).hex()}.page" for number in range(5)]
+    (tmp_path / "notes.txt").write_text("foreign")
+    (tmp_path / "notes.page").write_text("foreign")
+    paths[1].write_bytes(paths[1].read_bytes()[:-1])
+    damaged = bytearray(paths[2].read_bytes())
+    damaged[-1] ^= 1
+    paths[2].write_bytes(damaged)
+    paths[3].write_bytes(paths[4].read_bytes())  # another's, whole
+    with caplog.at_level(logging.WARNING):
+        pages = DiskPages(tmp_path, ROOM, PAGE)
+        check(pages.fetch([name_of(number) for number in (2, 3, 4, 5)]).result(), 4)
+        assert [name_of(number) in pages for number in (1, 2, 3, 4)] == [False, False, False, True]
+        pages.close()
+    told = [record.getMessage() for record in caplog.records]
+    assert told[0] == f"Ignored 3 files in {tmp_path} that are no pages"
+    assert [text.split(" is ignored: ")[0] for text in told[1:3]] == [str(paths[2]), str(paths[3])]
+
+
+def test_a_disk_that_is_full_costs_only_the_page(
+    pages: DiskPages, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(path: Path, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        pages.write(name_of(1), content_of(1))
+        pages._writer.submit(lambda: None).result()
+    assert "No space left on device" in caplog.text
+    assert name_of(1) not in pages
+    pages.write(name_of(1), content_of(1))
+    pages._writer.submit(lambda: None).result()
+    check(pages.fetch([name_of(1)]).result(), 1)
+
+
+def test_a_fingerprint_is_that_of_every_weight() -> None:
+    weights = {"a": jnp.arange(6.0, dtype=jnp.bfloat16), "b": jnp.arange(5, dtype=jnp.int8)}
+    name = fingerprint(weights, "llama")
+    assert name == fingerprint(jax.tree.map(jnp.array, weights), "llama")
+    swapped = weights | {"a": weights["a"][jnp.asarray([1, 0, 2, 3, 4, 5])]}
+    others = [
+        fingerprint(weights, "gemma"),
+        fingerprint(weights | {"b": weights["b"].at[4].set(-4)}, "llama"),
+        fingerprint(weights | {"a": weights["a"].astype(jnp.float32)}, "llama"),
+        fingerprint(swapped, "llama"),
+    ]
+    assert len({name, *others}) == 5
