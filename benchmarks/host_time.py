@@ -93,7 +93,7 @@ class Stopwatch:
 class NoPrograms(Programs):
     """Programs that do nothing: every row's token is 0."""
 
-    def __init__(self, shapes: StepShapes, params: Any, *, show_progress: bool) -> None:
+    def __init__(self, shapes: StepShapes, *_: object, **__: object) -> None:
         tokens = jnp.zeros(shapes.buckets.max_num_seqs, jnp.int32)
         nothing = ForwardOut(tokens, tokens, None)
         self._of_kind: dict[str, Callable[..., Any]] = {
