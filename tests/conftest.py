@@ -1,6 +1,7 @@
 """Settings that every test runs under: no GPU unless asked for, and no network."""
 
 import os
+import signal
 from collections.abc import Iterator
 from itertools import count
 
@@ -35,6 +36,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a GPU: run with -m gpu"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def hears_interrupts() -> Iterator[None]:
+    """As at a terminal: what a shell runs in the background is deaf to them, and so would be every
+    process that tests start.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

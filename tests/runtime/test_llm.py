@@ -5,7 +5,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,15 +154,6 @@ def test_an_interruption_leaves_nothing_behind(llm, core, error):
     assert texts(generate(llm, "xy", SamplingParams(max_tokens=3))) == [["xyx"]]
 
 
-@pytest.fixture
-def ctrl_c() -> Iterator[None]:
-    """Interrupts as at a terminal: what a shell runs in the background is started deaf to them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_waits_for_the_step(llm, core):
     finished_steps = []
 
@@ -180,7 +171,6 @@ def test_ctrl_c_waits_for_the_step(llm, core):
     assert texts(generate(llm, "xy", SamplingParams(max_tokens=3))) == [["xyx"]]
 
 
-@pytest.mark.usefixtures("ctrl_c")
 def test_a_second_ctrl_c_does_not_wait(llm, core):
     def on_step() -> None:
         for _ in range(2):
