@@ -26,10 +26,11 @@ import jax
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
 from benchmarks.gpu import ceilings
-from paged.models.loading import ModelSource, resolve_model
+from paged.models.loading import ModelSource
 from paged.runtime.bench.workloads import BenchRequest, IdRange, baseline_requests
 from paged.runtime.config import EngineConfig
 from paged.runtime.core import EngineCore
+from paged.runtime.engine import find_model
 from paged.runtime.messages import EngineRequest
 from paged.runtime.sampling_params import SamplingParams
 from paged.runtime.setup import claim_device
@@ -118,7 +119,8 @@ def start(config: EngineConfig, source: ModelSource) -> tuple[EngineCore, dict[s
 
 def figures(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Every figure that was asked for, as it comes."""
-    source, config = resolve_model(args.model, load_format="dummy"), engine_config(args)
+    config = engine_config(args)
+    source = find_model(config)
     claim_device(config)
     if jax.default_backend() == "gpu":
         yield {"device": jax.devices()[0].device_kind, **asdict(ceilings())}
@@ -139,6 +141,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-num-seqs", type=int)
     parser.add_argument("--max-num-batched-tokens", type=int)
     parser.add_argument("--compile-cache-dir")
+    parser.add_argument("--quantization", help="fp8, int8 or int4 weights")
+    parser.add_argument("--kv-cache-dtype", default="auto")
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -150,6 +154,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
         compile_cache_dir=args.compile_cache_dir,
+        quantization=args.quantization,
+        kv_cache_dtype=args.kv_cache_dtype,
     )
 
 

@@ -24,7 +24,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,9 @@ from paged.attention.tuned import TUNED
 from paged.cache import PagedKVCache
 from paged.models.loading import ModelSource, resolve_model
 from paged.models.registry import get_family
-from paged.models.weights import for_device
+from paged.models.weights import for_device, param_bytes
 from paged.runtime.buckets import FEWEST_ROWS_ON_GPU, Bucket, Buckets
+from paged.runtime.config import QUANTIZATION_EXCLUDE
 from paged.runtime.programs import abstract
 from paged.runtime.sampler import SamplingMode
 from paged.runtime.steps import SlotState, StepShapes, forward, sample
@@ -236,7 +237,12 @@ def figures(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Compile all cases in parallel, then time one after the other."""
     cases = [Case.parse(text) for text in args.cases.split(",")]
     source = resolve_model(args.model, load_format="dummy")
-    work, card, shapes = ModelWork.of(Path(args.model)), ceilings(), step_shapes(args, source)
+    work, card = ModelWork.of(Path(args.model)), ceilings()
+    if args.quantization:
+        source = source.quantized(args.quantization, QUANTIZATION_EXCLUDE)
+        read = replace(source.specs, embedding=()) if source.specs.head else source.specs
+        work = replace(work, weight_bytes=param_bytes(read, DTYPE))
+    shapes = step_shapes(args, source)
     params = source.load(DTYPE, seed=0, progress=False)
     if not args.xla_products:
         params = for_device(params, jax.devices()[0])
@@ -261,6 +267,7 @@ def main() -> None:
     parser.add_argument("--hlo", type=Path, help="folder for the compiled programs' text")
     parser.add_argument("--backend", choices=BACKENDS, help="of attention; default: the fastest")
     parser.add_argument("--xla-products", action="store_true", help="leave products to XLA")
+    parser.add_argument("--quantization", help="fp8, int8 or int4 weights")
     parser.add_argument("--top", type=int, default=8, help="kernels to print of each case")
     args = parser.parse_args()
     told = []
