@@ -10,7 +10,10 @@ import pytest
 from paged.matmul import available, int4_matmul, int4_unit
 from tests.paged.test_matmul_int4 import packed
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated"),
+]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
