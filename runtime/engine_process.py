@@ -105,7 +105,8 @@ def _last_words(error: Exception) -> Failed:
     return Failed.of(EngineDead(f"the engine stopped: {type(error).__name__}: {error}"))
 
 
-def _load_core(config: EngineConfig) -> LoadedCore:
+def load_core(config: EngineConfig) -> LoadedCore:
+    """The core of a model, loaded and compiled."""
     # Here, so that the watcher runs before the seconds that importing JAX takes.
     from paged.runtime.core import EngineCore
 
@@ -115,4 +116,4 @@ def _load_core(config: EngineConfig) -> LoadedCore:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), _load_core))
+    sys.exit(main(int(sys.argv[1]), load_core))

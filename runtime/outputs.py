@@ -84,6 +84,7 @@ class RequestOutput(Struct):
         finished: every sequence has ended.
         num_cached_tokens: prompt tokens taken from the prefix cache.
         metrics: times.
+        read_time: when its newest tokens came from the device; seconds, `time.monotonic`.
     """
 
     request_id: str
@@ -94,6 +95,7 @@ class RequestOutput(Struct):
     finished: bool
     num_cached_tokens: int
     metrics: RequestMetrics
+    read_time: float | None = None
 
 
 def join_deltas(older: RequestOutput, newer: RequestOutput) -> RequestOutput:

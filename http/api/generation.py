@@ -43,6 +43,7 @@ async def _run_prompt(
                 _check(output)
                 watch.observe(output)
                 yield output
+                watch.handed_on(output)  # whoever streams comes back when it has sent it
     except InvalidRequest:
         watch.close()
         raise
