@@ -10,10 +10,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from struct import Struct
 
 # Seconds from losing the connection to a process until it must be gone.
 _TIME_TO_EXIT = 1.0
 _TIME_TO_BE_KILLED = 10.0
+_PEER = Struct("3i")  # pid, uid, gid
 
 
 class ChildProcess:
@@ -21,19 +23,24 @@ class ChildProcess:
 
     Args:
         program: the interpreter's arguments; the descriptor of a socket is put behind them.
+        shared: descriptors that it inherits under the numbers they have here.
 
     Attributes:
         connection: the other end of that socket; the caller closes it.
     """
 
-    def __init__(self, program: Sequence[str]) -> None:
+    def __init__(self, program: Sequence[str], *, shared: Sequence[int] = ()) -> None:
         self.connection, theirs = socket.socketpair()
         with theirs:
-            self._process = _spawn(program, theirs.fileno())
+            self._process = _spawn(program, theirs.fileno(), shared)
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._wait(0) is None
 
     def how_it_ended(self) -> str:
         """What became of a process that has closed the connection."""
@@ -57,7 +64,36 @@ class ChildProcess:
         return None
 
 
-def _spawn(program: Sequence[str], descriptor: int) -> subprocess.Popen[bytes]:
+class JoinedProcess:
+    """A process that somebody else has started, and ends.
+
+    Args:
+        door: path of the socket at which it takes connections.
+
+    Attributes:
+        connection: the caller closes it.
+    """
+
+    def __init__(self, door: str) -> None:
+        self.connection = socket.socket(socket.AF_UNIX)
+        self.connection.connect(door)
+
+    @property
+    def pid(self) -> int:
+        return _PEER.unpack(
+            self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        )[0]
+
+    def how_it_ended(self) -> str:
+        return "the engine process hung up"
+
+    def end(self, seconds: float) -> None:
+        """Nothing: it serves others."""
+
+
+def _spawn(
+    program: Sequence[str], descriptor: int, shared: Sequence[int]
+) -> subprocess.Popen[bytes]:
     # It finds the modules that this process finds, and none of the current folder's besides.
     path = os.pathsep.join(str(Path(folder).absolute()) for folder in sys.path)
     with _signals_blocked():
@@ -65,7 +101,7 @@ def _spawn(program: Sequence[str], descriptor: int) -> subprocess.Popen[bytes]:
             [sys.executable, "-P", *program, str(descriptor)],
             env={**os.environ, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
-            pass_fds=[descriptor],
+            pass_fds=[descriptor, *shared],
         )
 
 

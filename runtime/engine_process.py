@@ -1,10 +1,10 @@
-"""The engine process: an engine core and its loop, at the other end of a socket.
+"""The engine process: an engine core and its loop, at the other end of sockets.
 
     python -m paged.runtime.engine_process FD
 
-`paged.runtime.remote_core` starts it with the descriptor of a connected socket. It sleeps in the
-socket while there is no work, looks into it between steps, and ends with the process at the other
-end, however that ends.
+`paged.runtime.remote_core` starts it with the descriptor of a connected socket. It sleeps in its
+sockets while there is no work, looks into them between steps, and ends with the process that started
+it, however that ends.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 
+from paged.runtime.clients import Client, Clients
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import LoadedCore, find_model
 from paged.runtime.errors import EngineDead
@@ -27,7 +28,6 @@ from paged.runtime.wire import (
     Add,
     Channel,
     Failed,
-    News,
     Ready,
     ResetPrefixCache,
     Start,
@@ -45,7 +45,8 @@ def main(descriptor: int, make_core: Callable[[EngineConfig], LoadedCore]) -> in
     try:
         start = _receive_start(channel)
         log_to_stderr(start.log_level, "paged")
-        _serve(make_core(start.config), channel)
+        door = None if start.door is None else socket.socket(fileno=start.door)
+        _serve(make_core(start.config), Clients(channel, door))
     except Exception as error:
         channel.send(_last_words(error))
         channel.flush()
@@ -68,33 +69,45 @@ def _receive_start(channel: Channel) -> Start:
     return messages[0]
 
 
-def _serve(core: LoadedCore, channel: Channel) -> None:
-    """Step until the other side closes. Raises EngineDead when the core dies."""
-    channel.send(Ready(core.max_model_len, core.vocab_size, core.memory, core.stats()))
-    num_taken = 0
+def _serve(core: LoadedCore, clients: Clients) -> None:
+    """Step until the first client leaves. Raises EngineDead when the core dies."""
+    ready = Ready(core.max_model_len, core.vocab_size, core.memory, core.stats())
+    clients.first.channel.send(ready)
     while True:
-        try:
-            messages = channel.receive(wait=not core.has_work)
-        except EOFError:
-            core.close()
-            return
-        for message in messages:
-            _take(core, channel, message)
-        num_taken += len(messages)
+        for client in clients.heard(wait=not core.has_work):
+            try:
+                messages = client.channel.receive(wait=False)
+            except EOFError:
+                for request_id in clients.leave(client):
+                    core.abort(request_id)
+                if client is clients.first:
+                    core.close()
+                    return
+                continue
+            for message in messages:
+                if isinstance(message, Start):
+                    client.channel.send(ready)
+                else:
+                    _take(core, clients, client, message)
         outputs = core.step() if core.has_work else []
-        channel.send(News(outputs, core.stats(), num_taken))
+        clients.tell(outputs, core.stats(), idle=not core.has_work)
         if any(item.finish_reason == "error" for item in outputs):
             core.step()  # raises what the core died of
 
 
-def _take(core: LoadedCore, channel: Channel, message: Add | Abort | ResetPrefixCache) -> None:
+def _take(
+    core: LoadedCore, clients: Clients, client: Client, message: Add | Abort | ResetPrefixCache
+) -> None:
+    client.num_taken += 1
     match message:
         case Add(request=request):
             core.add(request)
+            clients.own(client, request)
         case Abort(request_id=request_id, index=index):
             core.abort(request_id, index)  # who asked knows how it ends
+            clients.forget(request_id, index)
         case ResetPrefixCache():
-            channel.send(WasReset(core.reset_prefix_cache()))
+            client.channel.send(WasReset(core.reset_prefix_cache()))
 
 
 def _last_words(error: Exception) -> Failed:
