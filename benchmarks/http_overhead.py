@@ -14,8 +14,8 @@ the prefix cache. Three figures come out:
 - processor time of engine process, server and client for each streamed chunk.
 
 MODEL is a folder with a config.json (weights are random, token ids in and out). With --step-ms the
-device is a clock (`device_clock.py`), which needs no GPU, and the model is the embedded one, of which
---text streams what its tokens say. Other flags go to `paged serve`, as --flag=value.
+device is a clock (`device_clock.py`), which needs no GPU, and the model is the embedded one, of
+which --text streams what its tokens say. Other flags go to `paged serve`, as --flag=value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -45,6 +45,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, inst
 from benchmarks.device_clock import VOCABULARY, Clock
 from benchmarks.offline_baselines import add
 from benchmarks.serving_path import load, work
+from paged.http import serve
 from paged.http.cli import main as paged
 from paged.models.loading import resolve_model
 from paged.runtime import engine
@@ -141,7 +142,8 @@ def run_engine(loop_json: str, descriptor: str) -> int:
 def run_server(loop_json: str, *flags: str) -> int:
     """`paged serve`, but for the program of its engine process."""
     program = (__file__, "--engine", loop_json)
-    with patch.object(engine, "RemoteCore", partial(RemoteCore, program=program)):
+    core = partial(RemoteCore, program=program)
+    with patch.object(engine, "RemoteCore", core), patch.object(serve, "RemoteCore", core):
         return paged(["serve", *flags])
 
 
@@ -162,7 +164,8 @@ def server(loop: Loop, args: argparse.Namespace) -> Iterator[tuple[psutil.Proces
         lines = iter(process.stdout.readline, "")
         offline = next((line for line in lines if line.startswith(OFFLINE)), None)
         ready = next(filter(None, (re.match(r"Ready: .* at (http\S+)/v1", x) for x in lines)), None)
-        assert offline and ready, f"the server ended with exit status {process.wait()}"
+        assert offline, f"the engine has not run: exit status {process.wait()}"
+        assert ready, f"the server ended with exit status {process.wait()}"
         yield psutil.Process(process.pid), float(offline.removeprefix(OFFLINE)), ready[1]
     finally:
         deadline.cancel()
@@ -189,7 +192,7 @@ def quantile(counts: dict[float, float], share: float) -> float:
     raise AssertionError("the last bucket holds all values")
 
 
-def busy(processes: dict[str, Sequence[psutil.Process]]) -> dict[str, float]:
+def busy(processes: Mapping[str, Sequence[psutil.Process]]) -> dict[str, float]:
     """Seconds on a processor of each kind of process."""
     times = {name: [each.cpu_times() for each in group] for name, group in processes.items()}
     return {name: sum(each.user + each.system for each in group) for name, group in times.items()}
@@ -234,7 +237,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=150, help="for everything")
     parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--json", type=Path, help="also write the figures here")
-    args, args.serve = parser.parse_known_args()
+    args, others = parser.parse_known_args()
+    args.serve = others
     if bool(args.model) == bool(args.step_ms):
         parser.error("give either MODEL or --step-ms")
     return args

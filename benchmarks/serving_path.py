@@ -76,7 +76,7 @@ def run_server(step_ms: str, text: str, processes: str) -> int:
         engine = AsyncEngine()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         options = ServeOptions(disable_uvicorn_access_log=True)
-        status = serve(create_app(engine, ["m"]), listener, options)
+        status = serve(create_app(engine, ["m"]), [listener], options)
     engine.shutdown()
     return status
 

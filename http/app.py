@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -29,6 +30,7 @@ from paged.http.auth import RequireKey
 from paged.http.engine import Engine
 from paged.http.metrics import Metrics
 from paged.http.options import ServeOptions
+from paged.http.peers import Peers, added
 from paged.http.request_counter import CountRequests
 from paged.http.request_ids import EchoRequestId
 from paged.runtime.errors import EngineDead, InvalidRequest, Unsupported
@@ -49,6 +51,7 @@ def create_app(
     allowed_methods: Sequence[str] = ("*",),
     allowed_headers: Sequence[str] = ("*",),
     allow_credentials: bool = False,
+    peers: Peers | None = None,
 ) -> Starlette:
     """An ASGI application that serves `engine`; its `state.service` holds what the routes share.
 
@@ -63,6 +66,7 @@ def create_app(
         log_requests: whether to log each request's parameters (never its prompt).
         allowed_origins, allowed_methods, allowed_headers, allow_credentials: what pages of other
             sites may ask of this server from a browser.
+        peers: other API processes of the same engine.
     """
     metrics = Metrics(engine, model_names[0])
     middleware = [
@@ -85,6 +89,7 @@ def create_app(
         exception_handlers=dict.fromkeys(_HANDLED, handle_error),
     )
     shared = (tuple(model_names), metrics, max_body_size, log_requests)
+    app.state.peers = peers
     if isinstance(engine, PoolingEngine):
         app.state.service = PoolingService(engine, *shared)
     else:
@@ -109,8 +114,14 @@ async def version(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """For Prometheus."""
-    exposition = served_by(request).metrics.exposition()
+    """For Prometheus, of all API processes but when one of them asks."""
+    metrics, peers = served_by(request).metrics, request.app.state.peers
+    exposition = metrics.exposition()
+    if peers is not None and request.scope["server"][1] != peers.own:
+        others = await peers.expositions()
+        exposition = await asyncio.to_thread(
+            added, exposition.decode(), others, metrics.engine_names
+        )
     return Response(exposition, media_type=CONTENT_TYPE_LATEST)
 
 

@@ -50,7 +50,8 @@ class Metrics:
         self._labels = {"model_name": model_name, "engine": "0"}
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
-        self.registry.register(EngineCollector(engine, self._labels))
+        self._of_engine = EngineCollector(engine, self._labels)
+        self.registry.register(self._of_engine)
 
         tokens = _one_two_five(engine.max_model_len)
         self.first_token = self._histogram("time_to_first_token_seconds", _FIRST_TOKEN)
@@ -65,6 +66,11 @@ class Metrics:
         self.generation_tokens = self._histogram("request_generation_tokens", tokens)
         self.delivery = self._histogram("token_delivery_seconds", _DELIVERY, "paged")
         self.success = self._counters("request_success", "finished_reason", _FINISH_REASONS)
+
+    @property
+    def engine_names(self) -> frozenset[str]:
+        """Metrics that are the engine's own, and the same in all of its API processes."""
+        return frozenset(family.name for family in self._of_engine.collect())
 
     def watch(self) -> RequestWatch:
         """A watch over one request."""

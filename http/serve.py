@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -19,15 +20,19 @@ from starlette.applications import Starlette
 
 from paged.http.api.answers import AnswerFormat
 from paged.http.api.service import AnyService
+from paged.http.api_processes import ApiProcesses, IsReady
 from paged.http.app import create_app
 from paged.http.engine import AnyEngine, Engine
 from paged.http.logs import configure_logging, leave_out, log_stats
 from paged.http.options import ServeOptions
+from paged.http.peers import Peers
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import read_flags
 from paged.runtime.pooling.engine import PoolingEngine, wants_pooling
+from paged.runtime.remote_core import RemoteCore
+from paged.runtime.wire import Channel
 
 logger = logging.getLogger(__name__)
 
@@ -50,28 +55,59 @@ def run(args: argparse.Namespace) -> int:
     config = read_flags(EngineConfig, args)
     configure_logging(options.uvicorn_log_level)
     _note_ignored(args)
-    chat_template = _chat_template(options)
-    # Before the model is loaded: minutes later is late to hear that the port is taken.
+    # Before the model is loaded: minutes later is late to hear that something is wrong.
+    _chat_template(options)
     with _bind(options.host, options.port) as listener:
+        if options.api_server_count > 1:
+            return _run_several(config, options, listener)
         engine = _start_engine(config, options)
         try:
-            app = create_app(
-                engine,
-                options.served_model_name or (config.model or DEMO_MODEL_NAME,),
-                api_keys=options.api_key,
-                max_body_size=options.max_body_size,
-                chat_template=chat_template,
-                trust_request_chat_template=options.trust_request_chat_template,
-                answers=_answer_format(options),
-                log_requests=options.enable_log_requests,
-                allowed_origins=options.allowed_origins,
-                allowed_methods=options.allowed_methods,
-                allowed_headers=options.allowed_headers,
-                allow_credentials=options.allow_credentials,
-            )
-            return serve(app, listener, options)
+            return serve(make_app(engine, config, options), [listener], options)
         finally:
             engine.shutdown()
+
+
+def _run_several(config: EngineConfig, options: ServeOptions, listener: socket.socket) -> int:
+    """As the first of several API processes."""
+    if wants_pooling(config):
+        raise ConfigError(
+            f"--api-server-count {options.api_server_count} is for models that generate text; "
+            "embeddings and scores are made in one process"
+        )
+    with ApiProcesses(config, options, listener) as others:
+        make_core = partial(RemoteCore, door=others.door)
+        engine = AsyncEngine.from_config(config, make_core=make_core)
+        try:
+            others.await_ready()
+            app = make_app(engine, config, options, others.peers)
+            return serve(app, [listener, others.private], options, others=others)
+        finally:
+            others.end(options.shutdown_timeout + _LAST_WORDS)
+            engine.shutdown()
+
+
+def make_app(
+    engine: Engine | PoolingEngine,
+    config: EngineConfig,
+    options: ServeOptions,
+    peers: Peers | None = None,
+) -> Starlette:
+    """The application that the options describe."""
+    return create_app(
+        engine,
+        options.served_model_name or (config.model or DEMO_MODEL_NAME,),
+        api_keys=options.api_key,
+        max_body_size=options.max_body_size,
+        chat_template=_chat_template(options),
+        trust_request_chat_template=options.trust_request_chat_template,
+        answers=_answer_format(options),
+        log_requests=options.enable_log_requests,
+        allowed_origins=options.allowed_origins,
+        allowed_methods=options.allowed_methods,
+        allowed_headers=options.allowed_headers,
+        allow_credentials=options.allow_credentials,
+        peers=peers,
+    )
 
 
 def _with_key(options: ServeOptions) -> ServeOptions:
@@ -87,8 +123,21 @@ def _start_engine(config: EngineConfig, options: ServeOptions) -> Engine | Pooli
     return AsyncEngine.from_config(config, separate_process=options.engine_process)
 
 
-def serve(app: Starlette, listener: socket.socket, options: ServeOptions) -> int:
-    """Run the application on a bound socket; returns the exit status."""
+def serve(
+    app: Starlette,
+    sockets: list[socket.socket],
+    options: ServeOptions,
+    *,
+    others: ApiProcesses | None = None,
+    first: Channel | None = None,
+) -> int:
+    """Run the application on bound sockets; returns the exit status.
+
+    Args:
+        sockets: that of clients is the first.
+        others: the other API processes, for the first of several.
+        first: to the first of several, for one of the others.
+    """
     if options.disable_access_log_for_endpoints:
         leave_out(options.disable_access_log_for_endpoints)
     config = uvicorn.Config(
@@ -100,33 +149,35 @@ def serve(app: Starlette, listener: socket.socket, options: ServeOptions) -> int
         timeout_graceful_shutdown=int(options.shutdown_timeout) + _LAST_WORDS,
         lifespan="off",
     )
-    server = _Server(config, app, options)
+    server = _Server(config, app, options, others=others, first=first)
     # A walk over all that start-up made would stop every stream for tenths of a second.
     gc.collect()
     gc.freeze()
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        return runner.run(_serve(server, listener))
+        return runner.run(_serve(server, sockets))
 
 
-async def _serve(server: _Server, listener: socket.socket) -> int:
+async def _serve(server: _Server, sockets: list[socket.socket]) -> int:
     engine = server.engine
     watchers = [asyncio.create_task(_stop_when_dead(server))]
-    if not server.options.disable_log_stats:
+    if not server.options.disable_log_stats and server.first is None:
         watchers.append(asyncio.create_task(log_stats(engine)))
     try:
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=sockets)
     finally:
         for watcher in watchers:
             watcher.cancel()
-    return 1 if engine.errored else 0
+    return 1 if server.has_failed else 0
 
 
 async def _stop_when_dead(server: _Server) -> None:
     """A dead engine does not come back: leave, so that a supervisor starts another process."""
-    while not server.engine.errored:
+    while not server.is_broken:
         await asyncio.sleep(_WATCH_INTERVAL)
-    logger.critical("The engine has stopped; shutting down")
+    server.has_failed = True
+    who = "The engine" if server.engine.errored else "An API process"
+    logger.critical("%s has stopped; shutting down", who)
     server.should_exit = True
 
 
@@ -136,14 +187,30 @@ class _Server(uvicorn.Server):
     Draining: no new connections; running requests finish, or are aborted when their time is up.
     """
 
-    def __init__(self, config: uvicorn.Config, app: Starlette, options: ServeOptions) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        app: Starlette,
+        options: ServeOptions,
+        *,
+        others: ApiProcesses | None,
+        first: Channel | None,
+    ) -> None:
         super().__init__(config)
         self.service: AnyService = app.state.service
         self.options = options
+        self.has_failed = False
+        self.others, self.first = others, first
 
     @property
     def engine(self) -> AnyEngine:
         return self.service.engine
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the engine is dead, or one of the other API processes."""
+        others_run = self.others is None or self.should_exit or self.others.are_running
+        return self.engine.errored or not others_run
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The handler of SIGINT and SIGTERM."""
@@ -154,11 +221,23 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         assert sockets
+        if self.first is not None:
+            asyncio.get_running_loop().add_reader(self.first.fileno(), self._finish)
+            self.first.send(IsReady())
+            return
         where = f"{_url(sockets[0])}/v1{_who_else(sockets[0], has_keys=bool(self.options.api_key))}"
         sys.stdout.write(f"Ready: {self.service.model_name} at {where}\n")
         sys.stdout.flush()
 
+    def _finish(self) -> None:
+        """The first API process has said so, or is gone."""
+        assert self.first is not None
+        asyncio.get_running_loop().remove_reader(self.first.fileno())
+        self.should_exit = True
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.others is not None:
+            self.others.finish()
         if num_running := self.service.num_running:
             logger.info(
                 "Finishing running requests (%d), for %g s at most; a second signal does not wait",

@@ -10,12 +10,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from struct import Struct
 
 # Seconds from losing the connection to a process until it must be gone.
 _TIME_TO_EXIT = 1.0
 _TIME_TO_BE_KILLED = 10.0
-_PEER = Struct("3i")  # pid, uid, gid
 
 
 class ChildProcess:
@@ -77,12 +75,6 @@ class JoinedProcess:
     def __init__(self, door: str) -> None:
         self.connection = socket.socket(socket.AF_UNIX)
         self.connection.connect(door)
-
-    @property
-    def pid(self) -> int:
-        return _PEER.unpack(
-            self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        )[0]
 
     def how_it_ended(self) -> str:
         return "the engine process hung up"

@@ -57,7 +57,7 @@ class RemoteCore:
 
     Attributes:
         max_model_len, vocab_size, memory: those of the core.
-        pid: of the process.
+        pid: of the process, if it was started here.
 
     Raises:
         ConfigError, CheckpointError, ...: what the core failed to start with.
@@ -82,9 +82,10 @@ class RemoteCore:
         descriptor = None if door is None else door.fileno()
         shared = () if descriptor is None else (descriptor,)
         self._process = process or ChildProcess(program, shared=shared)
+        if isinstance(self._process, ChildProcess):
+            self.pid = self._process.pid
+            logger.info("The engine runs in process %d", self.pid)
         self._channel = Channel(self._process.connection, FromEngine)
-        self.pid = self._process.pid
-        logger.info("The engine runs in process %d", self.pid)
         try:
             ready = self._start(config, descriptor)
         except BaseException:

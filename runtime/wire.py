@@ -143,7 +143,7 @@ class Channel:
         """Whether messages, parts of one or the end have come."""
         return bool(self._poll(select.POLLIN, timeout=0))
 
-    def send(self, message: ToEngine | FromEngine) -> None:
+    def send(self, message: msgspec.Struct) -> None:
         body = self._encoder.encode(message)
         self._unsent += len(body).to_bytes(_LENGTH_BYTES, "little") + body
         self._send_unsent()
