@@ -82,11 +82,16 @@ class Loop(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Overhead:
-    """What came out: tokens per second, milliseconds of delivery, microseconds a chunk."""
+    """What came out: tokens per second, milliseconds of delivery, microseconds a chunk.
+
+    Attributes:
+        chunks: streamed ones per second. A server that cannot keep up puts more tokens in each.
+    """
 
     offline: float
     http: float
     ratio: float
+    chunks: float
     delivery_p50: float
     delivery_p99: float
     costs: dict[str, float]
@@ -98,6 +103,8 @@ class Overhead:
         yield f"| offline, output tok/s | {self.offline:,.0f} |"
         yield f"| over HTTP, output tok/s | {self.http:,.0f} |"
         yield f"| over HTTP / offline | {self.ratio:.3f} |"
+        yield f"| chunks/s | {self.chunks:,.0f} |"
+        yield f"| tokens in a chunk | {self.http / self.chunks:.2f} |"
         yield f"| delivery of a token, P50, ms | {self.delivery_p50:.2f} |"
         yield f"| delivery of a token, P99, ms | {self.delivery_p99:.2f} |"
         for name, cost in self.costs.items():
@@ -221,6 +228,7 @@ def measure(args: argparse.Namespace) -> Overhead:
         offline=offline,
         http=http,
         ratio=http / offline,
+        chunks=num_chunks / summary.duration,
         delivery_p50=1e3 * quantile(delivered, 0.5),
         delivery_p99=1e3 * quantile(delivered, 0.99),
         costs={name: 1e6 * seconds / num_chunks for name, seconds in costs.items()},

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import sys
 
-from paged.http.api_processes import IsReady, Setup
+from paged.http.api_processes import Setup
 from paged.http.logs import configure_logging
 from paged.http.serve import make_app, serve
 from paged.runtime.async_engine import AsyncEngine

@@ -3,8 +3,8 @@
     python -m paged.runtime.engine_process FD
 
 `paged.runtime.remote_core` starts it with the descriptor of a connected socket. It sleeps in its
-sockets while there is no work, looks into them between steps, and ends with the process that started
-it, however that ends.
+sockets while there is no work, looks into them between steps, and ends with the process that
+started it, however that ends.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What callers get back, with vLLM's names and meanings.
 
-The records are msgspec structs, for a server makes thousands a second. Nothing in them leads back to
-them, so the garbage collector, which walks more the more there is made, is told to let them be.
+The records are msgspec structs, for a server makes thousands a second. Nothing in them leads back
+to them, so the garbage collector, which walks more the more there is made, need not know them.
 """
 
 from __future__ import annotations

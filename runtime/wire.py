@@ -1,8 +1,8 @@
 """How API processes and the engine process talk: msgpack messages over local sockets.
 
-An API process sends Start once, then what is to be done; closing its side is the order to close, or,
-for those that joined later, to forget it. The engine process answers Ready or Failed, then sends
-each its News after a step.
+An API process sends Start once, then what is to be done; closing its side is the order to close,
+or, for those that joined later, to forget it. The engine process answers Ready or Failed, then
+sends each its News after a step.
 """
 
 from __future__ import annotations
