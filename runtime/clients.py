@@ -94,7 +94,7 @@ class Clients:
                 del self._owners[request_id]
 
     def tell(self, outputs: Iterable[SequenceOutput], stats: EngineStats, *, idle: bool) -> None:
-        """Give each client its share of a step's news; who has none hears statistics now and then."""
+        """Give each client its share of a step's news; others hear statistics now and then."""
         shares: dict[Client, list[SequenceOutput]] = {client: [] for client in self._all}
         for item in outputs:
             shares[self._owners[item.request_id].client].append(item)
