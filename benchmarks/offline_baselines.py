@@ -30,7 +30,7 @@ from paged.models.loading import ModelSource
 from paged.runtime.bench.workloads import BenchRequest, IdRange, baseline_requests
 from paged.runtime.config import EngineConfig
 from paged.runtime.core import EngineCore
-from paged.runtime.engine import find_model
+from paged.runtime.engine import Core, find_model
 from paged.runtime.messages import EngineRequest
 from paged.runtime.sampling_params import SamplingParams
 from paged.runtime.setup import claim_device
@@ -41,7 +41,7 @@ SETTLING_STEPS = 8
 MAX_STEPS = 256
 
 
-def add(core: EngineCore, name: str, request: BenchRequest) -> None:
+def add(core: Core, name: str, request: BenchRequest) -> None:
     """Queue it, greedy, to give exactly its number of output tokens."""
     assert isinstance(request.prompt, list), "the workloads here are token ids"
     params = SamplingParams(temperature=0, max_tokens=request.num_output_tokens, ignore_eos=True)

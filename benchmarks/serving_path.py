@@ -22,7 +22,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -45,7 +45,7 @@ from paged.runtime.bench.load import send_all
 from paged.runtime.bench.metrics import ServeSummary
 from paged.runtime.bench.options import SamplingOptions, ServerOptions
 from paged.runtime.bench.serve import allow_many_connections
-from paged.runtime.bench.workloads import IdRange, random_requests
+from paged.runtime.bench.workloads import BenchRequest, IdRange, random_requests
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import Core, Engine
 from paged.runtime.engine_process import main as serve_core
@@ -115,18 +115,25 @@ def busy_seconds(process: int) -> dict[str, float]:
     }
 
 
-async def load(url: str, streams: int, num_requests: int, *, text: bool) -> ServeSummary:
+def work(num_requests: int, *, seed: int, vocabulary: int = VOCABULARY) -> list[BenchRequest]:
+    """Requests of 300 tokens in, 128 out."""
+    ids = IdRange.below(vocabulary)
+    return random_requests(num_requests, PROMPT, OUTPUT, seed=seed, ids=ids)
+
+
+async def load(
+    url: str, streams: int, requests: Sequence[BenchRequest], *, text: bool
+) -> ServeSummary:
     """Keep so many streams running."""
-    requests = random_requests(num_requests, PROMPT, OUTPUT, seed=1, ids=IdRange.below(VOCABULARY))
     server = ServerOptions(skip_tokenizer_init=not text)
-    fields = request_fields(server, SamplingOptions(), "m", ignore_eos=True)
+    fields = request_fields(server, SamplingOptions(), "", ignore_eos=True)
     with closing(HttpClient(url, {})) as http:
         client = OpenAIClient(
             http=http, path=COMPLETIONS, is_chat=False, fields=fields, tokenizer=None, timeout=600
         )
         return await send_all(
             requests,
-            [0.0] * num_requests,
+            [0.0] * len(requests),
             client.stream,
             max_concurrency=streams,
             on_done=lambda: None,
@@ -137,10 +144,11 @@ def report(args: argparse.Namespace) -> Iterator[str]:
     """Measure, and say what came out."""
     with server(args) as (processes, url):
         processes["client"] = os.getpid()
-        uvloop.run(load(url, args.streams, args.streams, text=args.text))  # warm up
+        uvloop.run(load(url, args.streams, work(args.streams, seed=0), text=args.text))  # warm up
         before = {name: busy_seconds(process) for name, process in processes.items()}
         steps = metric(url, "paged:num_steps_total")
-        summary = uvloop.run(load(url, args.streams, args.rounds * args.streams, text=args.text))
+        requests = work(args.rounds * args.streams, seed=1)
+        summary = uvloop.run(load(url, args.streams, requests, text=args.text))
         steps = metric(url, "paged:num_steps_total") - steps
         after = {name: busy_seconds(process) for name, process in processes.items()}
     assert not summary.failures, summary.failures

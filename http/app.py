@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from itertools import chain
 from typing import TypedDict, Unpack
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -27,6 +29,7 @@ from paged.http.api.models import list_models, retrieve_model
 from paged.http.api.openapi import openapi, page
 from paged.http.api.rerank import rerank
 from paged.http.api.responses.routes import StoredResponse, cancel_response, create_response
+from paged.http.api.responses.store import ResponseStore
 from paged.http.api.scores import score
 from paged.http.api.service import (
     AnyService,
@@ -42,10 +45,13 @@ from paged.http.auth import RequireKey
 from paged.http.engine import Engine
 from paged.http.metrics import Metrics, registry_of
 from paged.http.options import ServeOptions
+from paged.http.peers import Answers, Peers, added
 from paged.http.request_counter import CountRequests, Load
 from paged.http.request_ids import EchoRequestId
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.pooling.engine import PoolingEngine
+
+_ALONE = Peers()
 
 
 class Door(TypedDict, total=False):
@@ -58,6 +64,7 @@ class Door(TypedDict, total=False):
     allowed_methods: Sequence[str]
     allowed_headers: Sequence[str]
     allow_credentials: bool
+    peers: Peers
 
 
 def create_app(
@@ -137,6 +144,7 @@ def create_server(
     allowed_methods: Sequence[str] = ("*",),
     allowed_headers: Sequence[str] = ("*",),
     allow_credentials: bool = False,
+    peers: Peers = _ALONE,
 ) -> Starlette:
     """An ASGI application that serves models; its `state.models` holds them.
 
@@ -147,6 +155,8 @@ def create_server(
         tells_tokenizer: whether there is /tokenizer_info.
         allowed_origins, allowed_methods, allowed_headers, allow_credentials: what pages of other
             sites may ask of this server from a browser.
+        peers: the other API processes, which have the same models. Responses are kept, for
+            /v1/responses, only where there are none.
     """
     registry, load = registry_of([service.metrics for service in services]), Load()
     middleware = [
@@ -168,15 +178,29 @@ def create_server(
         middleware=middleware,
         exception_handlers=dict.fromkeys(_HANDLED, handle_error),
     )
-    app.state.models = Models(tuple(services), max_body_size)
+    responses = None if peers.paths else ResponseStore()
+    app.state.models = Models(tuple(services), max_body_size, responses)
     app.state.registry = registry
     app.state.load = load
+    app.state.peers = peers
     return app
+
+
+def told(app: Starlette) -> Answers:
+    """What the process of an application tells its peers."""
+    state = app.state
+    return {
+        "dead": state.models.dead,
+        "load": lambda: state.load.num_requests,
+        "metrics": lambda: generate_latest(state.registry).decode(),
+    }
 
 
 async def health(request: Request) -> Response:
     """200 while requests can be served by all models."""
-    dead = [each.model_name for each in models_of(request) if each.engine.errored]
+    dead = models_of(request).dead()
+    if not dead:  # else the others may be gone by now
+        dead = sorted({*chain(*await request.app.state.peers.ask("dead", list[str]))})
     if dead:
         message = f"The engine of {', '.join(dead)} has stopped; see the server's log"
         raise ApiError(503, message, "ServiceUnavailableError")
@@ -190,12 +214,18 @@ async def version(request: Request) -> Response:
 
 async def load(request: Request) -> Response:
     """How many requests are being answered, for load balancers."""
-    return JSONResponse({"server_load": request.app.state.load.num_requests})
+    state = request.app.state
+    others = await state.peers.ask("load", int)
+    return JSONResponse({"server_load": state.load.num_requests + sum(others)})
 
 
 async def metrics(request: Request) -> Response:
-    """For Prometheus."""
-    exposition = generate_latest(request.app.state.registry)
+    """For Prometheus; of all API processes, whichever is asked."""
+    state = request.app.state
+    exposition = generate_latest(state.registry)
+    if others := await state.peers.ask("metrics", str):
+        shared = frozenset().union(*(service.metrics.engine_names for service in state.models))
+        exposition = await asyncio.to_thread(added, exposition.decode(), others, shared)
     return Response(exposition, media_type=CONTENT_TYPE_LATEST)
 
 

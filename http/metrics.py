@@ -36,6 +36,10 @@ _PER_REQUEST = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+_DELIVERY = (
+    *(0.0001, 0.00015, 0.0002, 0.0003, 0.0005, 0.0007, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.007),
+    *(0.01, 0.015, 0.02, 0.03, 0.05, 0.07, 0.1, 0.2, 0.5, 1.0),
+)
 _FINISH_REASONS = ("stop", "length", "abort", "error")
 
 
@@ -44,7 +48,8 @@ class Metrics(Collector):
 
     def __init__(self, engine: AnyEngine, model_name: str, number: int = 0) -> None:
         self._labels = {"model_name": model_name, "engine": str(number)}
-        self._collectors: list[Collector] = [EngineCollector(engine, self._labels)]
+        self._of_engine = EngineCollector(engine, self._labels)
+        self._collectors: list[Collector] = [self._of_engine]
         tokens = _one_two_five(engine.max_model_len)
         self.first_token = self._histogram("time_to_first_token_seconds", _FIRST_TOKEN)
         self.inter_token = self._histogram("inter_token_latency_seconds", _PER_TOKEN)
@@ -56,7 +61,13 @@ class Metrics(Collector):
         self.inference = self._histogram("request_inference_time_seconds", _PER_REQUEST)
         self.prompt_tokens = self._histogram("request_prompt_tokens", tokens)
         self.generation_tokens = self._histogram("request_generation_tokens", tokens)
+        self.delivery = self._histogram("token_delivery_seconds", _DELIVERY, "paged")
         self.success = self._counters("request_success", "finished_reason", _FINISH_REASONS)
+
+    @property
+    def engine_names(self) -> frozenset[str]:
+        """Metrics that are the engine's own, and the same in all API processes."""
+        return frozenset(family.name for family in self._of_engine.collect())
 
     def watch(self) -> RequestWatch:
         """A watch over one request."""
@@ -80,8 +91,8 @@ class Metrics(Collector):
         self._collectors.append(family)
         return {value: family.labels(**self._labels, **{label: value}) for value in values}
 
-    def _histogram(self, name: str, buckets: Sequence[float]) -> Histogram:
-        histogram = Histogram(f"vllm:{name}", _text(name), self._labels, buckets)
+    def _histogram(self, name: str, buckets: Sequence[float], origin: str = "vllm") -> Histogram:
+        histogram = Histogram(f"{origin}:{name}", _text(name), self._labels, buckets)
         self._collectors.append(histogram)
         return histogram
 
@@ -142,6 +153,11 @@ class RequestWatch:
         if output.finished:
             self._observe_whole(output)
             self.close()
+
+    def handed_on(self, output: RequestOutput) -> None:
+        """Take note that the socket has what an output says."""
+        if output.read_time is not None:
+            self._metrics.delivery.observe(time.monotonic() - output.read_time)
 
     def close(self, reason: str | None = None) -> None:
         """Nothing more will come; `reason` if the engine has not given one."""

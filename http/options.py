@@ -52,6 +52,11 @@ class ServeOptions:
     engine_process: bool = option(
         True, "Run device and scheduler in a process of their own, which streams do not slow."
     )
+    api_server_count: int = option(
+        1,
+        "Processes that speak HTTP and share the engine: one streams to some 200 clients without "
+        "delay, and each needs a core.",
+    )
     max_body_size: int = option(32 * 2**20, "Bytes of a request body at most.")
     shutdown_timeout: float = option(
         30.0, "Seconds that running requests get to finish when the server is stopped."
@@ -71,6 +76,13 @@ class ServeOptions:
             raise ConfigError(
                 f"--shutdown-timeout must be between 0 and {_LONGEST_SHUTDOWN} seconds, "
                 f"got {self.shutdown_timeout}"
+            )
+        if self.api_server_count < 1:
+            raise ConfigError(f"--api-server-count must be at least 1, got {self.api_server_count}")
+        if self.api_server_count > 1 and not self.engine_process:
+            raise ConfigError(
+                f"--api-server-count {self.api_server_count} needs an engine process that they can "
+                "share: leave out --no-engine-process"
             )
         if self.max_body_size < 1:
             raise ConfigError(f"--max-body-size must be at least 1, got {self.max_body_size}")

@@ -11,24 +11,28 @@ import resource
 import socket
 import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
 
-from paged.http.api.service import Models
-from paged.http.app import create_server
+from paged.http.api.service import AnyService, Models
+from paged.http.api_processes import ApiProcesses, IsReady
+from paged.http.app import create_server, told
 from paged.http.connection import Connection
 from paged.http.engine import AnyEngine
-from paged.http.entries import read_entries
+from paged.http.entries import Entry, read_entries
 from paged.http.listener import bound, where
 from paged.http.logs import configure_logging, leave_out, log_stats
 from paged.http.options import ServeOptions
-from paged.http.start import running
+from paged.http.peers import Peers, answering
+from paged.http.start import check_all_make_text, running
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import read_flags
+from paged.runtime.wire import Channel
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +41,9 @@ _KEEP_ALIVE = 75
 # What aborted requests get to say so before their connections are cut.
 _LAST_WORDS = 5
 _WATCH_INTERVAL = 1.0
+# Streams make some objects for each token and nearly none that only the collector would find; by
+# Python's own 700 it would look ten times a step.
+_OBJECTS_BETWEEN_COLLECTIONS = 20_000
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,18 +55,43 @@ def run(args: argparse.Namespace) -> int:
     _allow_many_connections()
     _check_certificates(options)
     # Before a model is loaded: minutes later is late to hear that the port is taken.
-    with bound(options) as listener, running(entries, options) as services:
-        app = create_server(
-            services,
-            api_keys=options.api_key,
-            max_body_size=options.max_body_size,
-            tells_tokenizer=options.enable_tokenizer_info_endpoint,
-            allowed_origins=options.allowed_origins,
-            allowed_methods=options.allowed_methods,
-            allowed_headers=options.allowed_headers,
-            allow_credentials=options.allow_credentials,
-        )
-        return serve(app, listener, options)
+    with bound(options) as listener:
+        if options.api_server_count > 1:
+            return _run_several(entries, options, listener)
+        with running(entries, options) as services:
+            return serve(make_app(services, options), listener, options)
+
+
+def _run_several(entries: Sequence[Entry], options: ServeOptions, listener: socket.socket) -> int:
+    """As the first of several API processes."""
+    check_all_make_text(entries, options)
+    with (
+        ApiProcesses(entries, options, listener) as others,
+        running(entries, options, others.doors) as services,
+    ):
+        try:
+            others.await_ready()
+            app = make_app(services, options, others.peers)
+            return serve(app, listener, options, private=others.private, others=others)
+        finally:
+            others.end(options.shutdown_timeout + _LAST_WORDS)
+
+
+def make_app(
+    services: Sequence[AnyService], options: ServeOptions, peers: Peers | None = None
+) -> Starlette:
+    """The application that the options describe, one of several if it has peers."""
+    return create_server(
+        services,
+        api_keys=options.api_key,
+        max_body_size=options.max_body_size,
+        tells_tokenizer=options.enable_tokenizer_info_endpoint,
+        allowed_origins=options.allowed_origins,
+        allowed_methods=options.allowed_methods,
+        allowed_headers=options.allowed_headers,
+        allow_credentials=options.allow_credentials,
+        peers=peers or Peers(),
+    )
 
 
 def _allow_many_connections() -> None:
@@ -74,17 +106,33 @@ def _with_key(options: ServeOptions) -> ServeOptions:
     return replace(options, api_key=keys)
 
 
-def serve(app: Starlette, listener: socket.socket, options: ServeOptions) -> int:
-    """Run the application on a bound socket; returns the exit status."""
+def serve(
+    app: Starlette,
+    listener: socket.socket,
+    options: ServeOptions,
+    *,
+    private: socket.socket | None = None,
+    others: ApiProcesses | None = None,
+    first: Channel | None = None,
+) -> int:
+    """Run the application on a bound socket; returns the exit status.
+
+    Args:
+        private: where other API processes ask.
+        others: these processes, for the first of several.
+        first: to the first of several, for one of the others.
+    """
     if options.disable_access_log_for_endpoints:
         leave_out(options.disable_access_log_for_endpoints)
     config = server_config(app, options)
-    server = _Server(config, app, options)
+    server = _Server(config, app, options, others=others, first=first)
     # A walk over all that start-up made would stop every stream for tenths of a second.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
+    asked = nullcontext() if private is None else answering(private, told(app))
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        return runner.run(_serve(server, listener))
+        return runner.run(_serve(server, listener, asked))
 
 
 def server_config(app: Starlette, options: ServeOptions) -> uvicorn.Config:
@@ -107,16 +155,19 @@ def server_config(app: Starlette, options: ServeOptions) -> uvicorn.Config:
     )
 
 
-async def _serve(server: _Server, listener: socket.socket) -> int:
+async def _serve(
+    server: _Server, listener: socket.socket, asked: AbstractAsyncContextManager[None]
+) -> int:
     watchers = [asyncio.create_task(_stop_when_dead(server))]
-    if not server.options.disable_log_stats:
+    if not server.options.disable_log_stats and server.first is None:
         watchers += [asyncio.create_task(log_stats(*each)) for each in _logged(server.models)]
     try:
-        await server.serve(sockets=[listener])
+        async with asked:
+            await server.serve(sockets=[listener])
     finally:
         for watcher in watchers:
             watcher.cancel()
-    return 1 if _dead(server.models) else 0
+    return 1 if server.has_failed or server.models.dead() else 0
 
 
 def _logged(models: Models) -> Iterator[tuple[AnyEngine, str]]:
@@ -126,16 +177,12 @@ def _logged(models: Models) -> Iterator[tuple[AnyEngine, str]]:
         yield service.engine, f"{number:03}{name}"
 
 
-def _dead(models: Models) -> list[str]:
-    """Models whose engine has died."""
-    return [service.model_name for service in models if service.engine.errored]
-
-
 async def _stop_when_dead(server: _Server) -> None:
     """A dead engine does not come back: leave, so that a supervisor starts another process."""
-    while not (dead := _dead(server.models)):
+    while not (what := server.what_has_stopped()):
         await asyncio.sleep(_WATCH_INTERVAL)
-    logger.critical("The engine of %s has stopped; shutting down", ", ".join(dead))
+    server.has_failed = True
+    logger.critical("%s has stopped; shutting down", what)
     server.should_exit = True
 
 
@@ -145,10 +192,27 @@ class _Server(uvicorn.Server):
     Draining: no new connections; running requests finish, or are aborted when their time is up.
     """
 
-    def __init__(self, config: uvicorn.Config, app: Starlette, options: ServeOptions) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        app: Starlette,
+        options: ServeOptions,
+        *,
+        others: ApiProcesses | None,
+        first: Channel | None,
+    ) -> None:
         super().__init__(config)
         self.models: Models = app.state.models
         self.options = options
+        self.has_failed = False
+        self.others, self.first = others, first
+
+    def what_has_stopped(self) -> str | None:
+        """An engine, or an API process before its time; None if nothing has."""
+        if dead := self.models.dead():
+            return f"The engine of {', '.join(dead)}"
+        others_run = self.others is None or self.should_exit or self.others.are_running
+        return None if others_run else "An API process"
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The handler of SIGINT and SIGTERM."""
@@ -159,11 +223,23 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         assert sockets
+        if self.first is not None:
+            asyncio.get_running_loop().add_reader(self.first.fileno(), self._finish)
+            self.first.send(IsReady())
+            return
         names = ", ".join(service.model_name for service in self.models)
         sys.stdout.write(f"Ready: {names} at {where(sockets[0], self.options)}\n")
         sys.stdout.flush()
 
+    def _finish(self) -> None:
+        """The first API process has said so, or is gone."""
+        assert self.first is not None
+        asyncio.get_running_loop().remove_reader(self.first.fileno())
+        self.should_exit = True
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.others is not None:
+            self.others.finish()
         if num_running := sum(service.num_running for service in self.models):
             logger.info(
                 "Finishing running requests (%d), for %g s at most; a second signal does not wait",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import socket
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 
 from paged.http.api.service import AnyService
 from paged.http.app import create_service
@@ -13,21 +15,28 @@ from paged.http.engine import Engine
 from paged.http.entries import Entry
 from paged.http.options import ServeOptions
 from paged.runtime.async_engine import AsyncEngine
+from paged.runtime.child_process import JoinedProcess
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
 from paged.runtime.logs import lines_about
 from paged.runtime.pooling.engine import PoolingEngine, wants_pooling
+from paged.runtime.remote_core import RemoteCore
 from paged.runtime.sharing import divide
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def running(entries: Sequence[Entry], options: ServeOptions) -> Iterator[list[AnyService]]:
+def running(
+    entries: Sequence[Entry], options: ServeOptions, doors: Sequence[socket.socket] = ()
+) -> Iterator[list[AnyService]]:
     """Engines for all entries, in their order; they are shut down in the end.
 
     They start one after the other: each fills the cores with compiling, and may time its kernels
     on the device. If one fails, or Ctrl-C is pressed meanwhile, those before it end.
+
+    Args:
+        doors: where other API processes join each engine's process; none for no others.
 
     Raises:
         ConfigError, CheckpointError, ...: what one failed to start with. Where there are several it
@@ -36,11 +45,57 @@ def running(entries: Sequence[Entry], options: ServeOptions) -> Iterator[list[An
     """
     if len(entries) > 1:
         entries = _sharing(entries, options)
+
+    def start(number: int, config: EngineConfig) -> Engine | PoolingEngine:
+        if len(entries) > 1:
+            logger.info("Starting model %d of %d", number + 1, len(entries))
+        if doors:
+            make_core = partial(RemoteCore, door=doors[number])
+            return AsyncEngine.from_config(config, make_core=make_core)
+        return _start_engine(config, options, is_alone=len(entries) == 1)
+
+    with _services(entries, options, start) as services:
+        yield services
+
+
+@contextmanager
+def joined(
+    entries: Sequence[Entry], options: ServeOptions, doors: Sequence[str]
+) -> Iterator[list[AnyService]]:
+    """The same for another API process: `doors` are paths at which engines are or will be."""
+
+    def start(number: int, config: EngineConfig) -> AsyncEngine:
+        def join(config: EngineConfig) -> RemoteCore:
+            return RemoteCore(config, process=JoinedProcess(doors[number]))
+
+        return AsyncEngine.from_config(config, make_core=join)
+
+    with _services(entries, options, start) as services:
+        yield services
+
+
+def check_all_make_text(entries: Sequence[Entry], options: ServeOptions) -> None:
+    """Raise ConfigError if a model is none that several API processes can share."""
+    for entry in entries:
+        if wants_pooling(entry.config):
+            raise ConfigError(
+                f"--api-server-count {options.api_server_count} is for models that generate text, "
+                f"and {entry.name} gives embeddings or scores, which one process does: serve it "
+                "apart, or leave out --api-server-count"
+            )
+
+
+@contextmanager
+def _services(
+    entries: Sequence[Entry],
+    options: ServeOptions,
+    start: Callable[[int, EngineConfig], Engine | PoolingEngine],
+) -> Iterator[list[AnyService]]:
     with ExitStack() as engines:
         services = []
         for number, entry in enumerate(entries):
-            with _concerning(entry, number, len(entries)):
-                engine = _start_engine(entry.config, options, is_alone=len(entries) == 1)
+            with _concerning(entry, len(entries)):
+                engine = start(number, entry.config)
             engines.callback(engine.shutdown)
             services.append(_service(engine, entry, number, options))
         yield services
@@ -59,13 +114,12 @@ def _sharing(entries: Sequence[Entry], options: ServeOptions) -> list[Entry]:
 
 
 @contextmanager
-def _concerning(entry: Entry, number: int, total: int) -> Iterator[None]:
+def _concerning(entry: Entry, total: int) -> Iterator[None]:
     """Where there are several models, let log lines and errors begin with the name of this one."""
     if total == 1:
         yield
         return
     with lines_about(entry.name):
-        logger.info("Starting model %d of %d", number + 1, total)
         try:
             yield
         except Exception as error:

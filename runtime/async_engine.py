@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import Any
 
 from paged.models.tokenizer import Tokenizer
 from paged.runtime.beam_search import BeamSearchParams, begin_search
 from paged.runtime.config import EngineConfig
-from paged.runtime.engine import engine_config, load_engine
+from paged.runtime.engine import LoadedCore, engine_config, load_engine
 from paged.runtime.engine_thread import EngineThread, Stream
 from paged.runtime.errors import EngineDead
 from paged.runtime.front import Prepared, Prompt, TokensPrompt
@@ -35,6 +35,7 @@ class AsyncEngine:
         model: folder, GGUF file or hub id; without one, the embedded SmolLM2-135M-Instruct.
         separate_process: whether device and scheduler run in a process of their own, so that busy
             callers of this one do not slow them.
+        make_core: what finds the core in another way, such as one that runs already.
         flags: the fields of `EngineConfig`.
 
     Raises:
@@ -43,18 +44,29 @@ class AsyncEngine:
     """
 
     def __init__(
-        self, model: str | None = None, *, separate_process: bool = False, **flags: Any
+        self,
+        model: str | None = None,
+        *,
+        separate_process: bool = False,
+        make_core: Callable[[EngineConfig], LoadedCore] | None = None,
+        **flags: Any,
     ) -> None:
         self.config = engine_config(model, flags)
-        engine = load_engine(self.config, separate_process=separate_process)
+        engine = load_engine(self.config, separate_process=separate_process, make_core=make_core)
         self._front = engine.front
         self._thread = EngineThread(engine)
         # At interpreter exit, while JAX is still there, and when nobody holds the engine.
         self._shutdown = weakref.finalize(self, self._thread.shutdown)
 
     @classmethod
-    def from_config(cls, config: EngineConfig, *, separate_process: bool = False) -> AsyncEngine:
-        return cls(separate_process=separate_process, **vars(config))
+    def from_config(
+        cls,
+        config: EngineConfig,
+        *,
+        separate_process: bool = False,
+        make_core: Callable[[EngineConfig], LoadedCore] | None = None,
+    ) -> AsyncEngine:
+        return cls(separate_process=separate_process, make_core=make_core, **vars(config))
 
     @property
     def tokenizer(self) -> Tokenizer | None:

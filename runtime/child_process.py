@@ -21,6 +21,7 @@ class ChildProcess:
 
     Args:
         program: the interpreter's arguments; the descriptor of a socket is put behind them.
+        shared: descriptors that it inherits under the numbers they have here.
         environment: its variables where they are not this process's.
 
     Attributes:
@@ -28,15 +29,24 @@ class ChildProcess:
     """
 
     def __init__(
-        self, program: Sequence[str], environment: Mapping[str, str] | None = None
+        self,
+        program: Sequence[str],
+        *,
+        shared: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.connection, theirs = socket.socketpair()
         with theirs:
-            self._process = _spawn(program, theirs.fileno(), environment or {})
+            descriptors = (theirs.fileno(), *shared)
+            self._process = _spawn(program, descriptors, environment or {})
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._wait(0) is None
 
     def wait(self) -> None:
         """Wait until it has ended; other threads may wait too."""
@@ -64,17 +74,39 @@ class ChildProcess:
         return None
 
 
+class JoinedProcess:
+    """A process that somebody else has started, and ends.
+
+    Args:
+        door: path of the socket at which it takes connections.
+
+    Attributes:
+        connection: the caller closes it.
+    """
+
+    def __init__(self, door: str) -> None:
+        self.connection = socket.socket(socket.AF_UNIX)
+        self.connection.connect(door)
+
+    def how_it_ended(self) -> str:
+        return "the engine process hung up"
+
+    def end(self, seconds: float) -> None:
+        """Nothing: it serves others."""
+
+
 def _spawn(
-    program: Sequence[str], descriptor: int, environment: Mapping[str, str]
+    program: Sequence[str], descriptors: Sequence[int], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
+    """It inherits all descriptors, and is told the first."""
     # It finds the modules that this process finds, and none of the current folder's besides.
     path = os.pathsep.join(str(Path(folder).absolute()) for folder in sys.path)
     with _signals_blocked():
         return subprocess.Popen(
-            [sys.executable, "-P", *program, str(descriptor)],
+            [sys.executable, "-P", *program, str(descriptors[0])],
             env={**os.environ, **environment, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
-            pass_fds=[descriptor],
+            pass_fds=descriptors,
         )
 
 

@@ -404,13 +404,14 @@ class EngineCore:
 
     def _read(self, step: InFlight) -> list[SequenceOutput]:
         result = step.read()
+        now = time.monotonic()
         if result.prompt_logprobs is not None:
             self._keep_prompt_scores(step.plan, result.prompt_logprobs)
         events = self._scheduler.update(step.plan, result.tokens.tolist())
         self._generation_tokens += len(events)
-        return [self._news(event, result) for event in events]
+        return [self._news(event, result, now) for event in events]
 
-    def _news(self, event: TokenEvent, result: StepResult) -> SequenceOutput:
+    def _news(self, event: TokenEvent, result: StepResult, now: float) -> SequenceOutput:
         sequence, reason = event.sequence, event.finish_reason
         owner = self._owner[sequence]
         live = owner.live
@@ -427,6 +428,7 @@ class EngineCore:
             stop_reason=sequence.stop_reason,
             num_cached_tokens=sequence.num_cached,
             first_scheduled_time=live.first_scheduled,
+            read_time=now,
         )
         return news if owner.guide is None else self._guided(owner.guide, event, news)
 

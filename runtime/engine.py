@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -135,12 +136,18 @@ def engine_config(model: str | None, given: dict[str, Any]) -> EngineConfig:
     return EngineConfig(model=model, **values)
 
 
-def load_engine(config: EngineConfig, *, separate_process: bool = False) -> Engine:
+def load_engine(
+    config: EngineConfig,
+    *,
+    separate_process: bool = False,
+    make_core: Callable[[EngineConfig], LoadedCore] | None = None,
+) -> Engine:
     """Find the model, load and compile it.
 
     Args:
         separate_process: whether the core runs in a process of its own; this one leaves the device
             alone then.
+        make_core: what finds the core in another way.
 
     Raises:
         ConfigError: flags that do not go together or do not fit the device.
@@ -157,7 +164,9 @@ def load_engine(config: EngineConfig, *, separate_process: bool = False) -> Engi
         )
     defaults = _default_params(config, source)
     tokenizer = None if config.skip_tokenizer_init else load_tokenizer(config, source)
-    core = RemoteCore(config) if separate_process else _core_here(config, source)
+    if make_core is None:
+        make_core = RemoteCore if separate_process else partial(_core_here, source)
+    core = make_core(config)
     front = Front(
         tokenizer=tokenizer,
         max_model_len=core.max_model_len,
@@ -186,7 +195,7 @@ def find_model(config: EngineConfig) -> ModelSource:
     return source.quantized(config.quantization, config.quantization_exclude)
 
 
-def _core_here(config: EngineConfig, source: ModelSource) -> LoadedCore:
+def _core_here(source: ModelSource, config: EngineConfig) -> LoadedCore:
     from paged.runtime.core import EngineCore
 
     return EngineCore(config, source)

@@ -1,10 +1,10 @@
-"""The engine process: an engine core and its loop, at the other end of a socket.
+"""The engine process: an engine core and its loop, at the other end of sockets.
 
     python -m paged.runtime.engine_process FD
 
-`paged.runtime.remote_core` starts it with the descriptor of a connected socket. It sleeps in the
-socket while there is no work, looks into it between steps, and ends with the process at the other
-end, however that ends.
+`paged.runtime.remote_core` starts it with the descriptor of a connected socket. It sleeps in its
+sockets while there is no work, looks into them between steps, and ends with the process that
+started it, however that ends.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from paged.runtime.clients import Client, Clients
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import LoadedCore, find_model
 from paged.runtime.errors import EngineDead
@@ -28,7 +29,6 @@ from paged.runtime.wire import (
     Add,
     Channel,
     Failed,
-    News,
     Ready,
     ResetPrefixCache,
     Start,
@@ -41,12 +41,21 @@ logger = logging.getLogger(__name__)
 
 def main(descriptor: int, make_core: Callable[[EngineConfig], LoadedCore]) -> int:
     """Make a core as the first message says and serve it; returns the exit status."""
-    return serve_model(descriptor, make_core, _serve)
+
+    def load(start: Start) -> tuple[LoadedCore, socket.socket | None]:
+        door = None if start.door is None else socket.socket(fileno=start.door)
+        return make_core(start.config), door
+
+    def serve(loaded: tuple[LoadedCore, socket.socket | None], channel: Channel) -> None:
+        core, door = loaded
+        _serve(core, Clients(channel, door))
+
+    return serve_model(descriptor, load, serve)
 
 
 def serve_model[T](
     descriptor: int,
-    load: Callable[[EngineConfig], T],
+    load: Callable[[Start], T],
     serve: Callable[[T, Channel], None],
     incoming: Any = ToEngine,
 ) -> int:
@@ -63,7 +72,7 @@ def serve_model[T](
     try:
         start = _receive_start(channel)
         log_to_stderr(start.log_level, "paged", about=start.about)
-        serve(load(start.config), channel)
+        serve(load(start), channel)
     except Exception as error:
         channel.send(_last_words(error))
         channel.flush()
@@ -86,33 +95,45 @@ def _receive_start(channel: Channel) -> Start:
     return messages[0]
 
 
-def _serve(core: LoadedCore, channel: Channel) -> None:
-    """Step until the other side closes. Raises EngineDead when the core dies."""
-    channel.send(Ready(core.max_model_len, core.vocab_size, core.memory, core.stats()))
-    num_taken = 0
+def _serve(core: LoadedCore, clients: Clients) -> None:
+    """Step until the first client leaves. Raises EngineDead when the core dies."""
+    ready = Ready(core.max_model_len, core.vocab_size, core.memory, core.stats())
+    clients.first.channel.send(ready)
     while True:
-        try:
-            messages = channel.receive(wait=not core.has_work)
-        except EOFError:
-            core.close()
-            return
-        for message in messages:
-            _take(core, channel, message)
-        num_taken += len(messages)
+        for client in clients.heard(wait=not core.has_work):
+            try:
+                messages = client.channel.receive(wait=False)
+            except EOFError:
+                for request_id in clients.leave(client):
+                    core.abort(request_id)
+                if client is clients.first:
+                    core.close()
+                    return
+                continue
+            for message in messages:
+                if isinstance(message, Start):
+                    client.channel.send(ready)
+                else:
+                    _take(core, clients, client, message)
         outputs = core.step() if core.has_work else []
-        channel.send(News(outputs, core.stats(), num_taken))
+        clients.tell(outputs, core.stats(), idle=not core.has_work)
         if any(item.finish_reason == "error" for item in outputs):
             core.step()  # raises what the core died of
 
 
-def _take(core: LoadedCore, channel: Channel, message: Add | Abort | ResetPrefixCache) -> None:
+def _take(
+    core: LoadedCore, clients: Clients, client: Client, message: Add | Abort | ResetPrefixCache
+) -> None:
+    client.num_taken += 1
     match message:
         case Add(request=request):
             core.add(request)
+            clients.own(client, request)
         case Abort(request_id=request_id, index=index):
             core.abort(request_id, index)  # who asked knows how it ends
+            clients.forget(request_id, index)
         case ResetPrefixCache():
-            channel.send(WasReset(core.reset_prefix_cache()))
+            client.channel.send(WasReset(core.reset_prefix_cache()))
 
 
 def _last_words(error: Exception) -> Failed:
@@ -123,7 +144,8 @@ def _last_words(error: Exception) -> Failed:
     return Failed.of(EngineDead(f"the engine stopped: {type(error).__name__}: {error}"))
 
 
-def _load_core(config: EngineConfig) -> LoadedCore:
+def load_core(config: EngineConfig) -> LoadedCore:
+    """The core of a model, loaded and compiled."""
     # Here, so that the watcher runs before the seconds that importing JAX takes.
     from paged.runtime.core import EngineCore
 
@@ -133,4 +155,4 @@ def _load_core(config: EngineConfig) -> LoadedCore:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), _load_core))
+    sys.exit(main(int(sys.argv[1]), load_core))

@@ -346,7 +346,7 @@ def _integers(values: Any) -> list[int]:
     try:
         if isinstance(values, bytes | bytearray):  # text that nobody decoded
             raise TypeError
-        return [index(value) for value in values]
+        return list(map(index, values))
     except TypeError:
         raise InvalidRequest(
             "a prompt must be text, a list of token ids, or a dict with either", "prompt"

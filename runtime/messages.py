@@ -69,6 +69,8 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
             a grammar was complete with it.
         num_cached_tokens: prompt tokens found in the prefix cache.
         first_scheduled_time: seconds, `time.time`.
+        read_time: when the tokens came from the device; seconds, `time.monotonic`, which all
+            processes of a machine share. None if there are none.
     """
 
     request_id: str
@@ -82,6 +84,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_cached_tokens: int = 0
     first_scheduled_time: float | None = None
     ended_by_text: bool = False
+    read_time: float | None = None
 
 
 class EngineStats(msgspec.Struct, frozen=True):

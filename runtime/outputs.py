@@ -1,6 +1,7 @@
 """What callers get back, with vLLM's names and meanings.
 
-The records are msgspec structs, for a server makes thousands a second.
+The records are msgspec structs, for a server makes thousands a second. Nothing in them leads back
+to them, so the garbage collector, which walks more the more there is made, need not know them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TokenLogprobs = dict[int, Logprob]
 """The chosen token and the most likely ones at one position, by token id."""
 
 
-class CompletionOutput(Struct):
+class CompletionOutput(Struct, gc=False):
     """One sequence of a request.
 
     Attributes:
@@ -58,7 +59,7 @@ class CompletionOutput(Struct):
         return self.finish_reason is not None
 
 
-class RequestMetrics(Struct):
+class RequestMetrics(Struct, gc=False):
     """Times of a request, in seconds on the clock of `time.time` (None: not yet).
 
     Attributes:
@@ -74,7 +75,7 @@ class RequestMetrics(Struct):
     finished_time: float | None = None
 
 
-class RequestOutput(Struct):
+class RequestOutput(Struct, gc=False):
     """A request's state, final or streamed.
 
     Attributes:
@@ -86,6 +87,7 @@ class RequestOutput(Struct):
         finished: every sequence has ended.
         num_cached_tokens: prompt tokens taken from the prefix cache.
         metrics: times.
+        read_time: when its newest tokens came from the device; seconds, `time.monotonic`.
     """
 
     request_id: str
@@ -96,6 +98,7 @@ class RequestOutput(Struct):
     finished: bool
     num_cached_tokens: int
     metrics: RequestMetrics
+    read_time: float | None = None
 
 
 def join_deltas(older: RequestOutput, newer: RequestOutput) -> RequestOutput:

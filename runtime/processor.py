@@ -80,6 +80,7 @@ class _Request:
     sequences: list[_Sequence]
     metrics: RequestMetrics
     num_cached_tokens: int = 0
+    read_time: float | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     news: dict[int, _Sequence] = field(default_factory=dict)  # of this step, by index
 
@@ -143,6 +144,7 @@ class OutputProcessor:
         """File the news of one sequence; True if the core must be told that it ended."""
         sequence = live.sequences[item.index]
         live.news[item.index] = sequence
+        live.read_time = item.read_time
         if live.metrics.first_token_time is None:
             self._note_times(live, item, now)
         if item.index == 0:
@@ -238,6 +240,7 @@ class OutputProcessor:
             finished=finished,
             num_cached_tokens=live.num_cached_tokens,
             metrics=live.metrics,
+            read_time=live.read_time,
         )
 
 

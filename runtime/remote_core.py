@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 from msgspec.structs import replace
 
-from paged.runtime.child_process import ChildProcess
+from paged.runtime.child_process import ChildProcess, JoinedProcess
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.logs import current_model
@@ -49,16 +50,29 @@ class RemoteCore:
     process dies, every live sequence ends with finish reason "error", and each later call raises
     EngineDead.
 
+    Args:
+        config: what the process loads.
+        program: of the process.
+        door: where other API processes may join it; listening.
+        process: one that runs already, in place of a new one.
+
     Attributes:
         max_model_len, vocab_size, memory: those of the core.
-        pid: of the process.
+        pid: of the process, if it was started here.
 
     Raises:
         ConfigError, CheckpointError, ...: what the core failed to start with.
         EngineDead: the process died before it was ready.
     """
 
-    def __init__(self, config: EngineConfig, *, program: Sequence[str] = _PROGRAM) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        program: Sequence[str] = _PROGRAM,
+        door: socket.socket | None = None,
+        process: JoinedProcess | None = None,
+    ) -> None:
         self._live: dict[str, _Live] = {}
         self._num_sent = 0
         self._news: list[News] = []
@@ -66,12 +80,15 @@ class RemoteCore:
         self._answers: list[bool] = []
         self._failure: Failed | None = None
         self._is_closed = False
-        self._process = ChildProcess(program)
+        descriptor = None if door is None else door.fileno()
+        shared = () if descriptor is None else (descriptor,)
+        self._process = process or ChildProcess(program, shared=shared)
+        if isinstance(self._process, ChildProcess):
+            self.pid = self._process.pid
+            logger.info("The engine runs in process %d", self.pid)
         self._channel = Channel(self._process.connection, FromEngine)
-        self.pid = self._process.pid
-        logger.info("The engine runs in process %d", self.pid)
         try:
-            ready = self._start(config)
+            ready = self._start(config, descriptor)
         except BaseException:
             self._process.end(0)
             self._channel.close()
@@ -139,9 +156,9 @@ class RemoteCore:
         self._live.clear()
         self._failure = self._failure or Failed.of(EngineDead("the engine was closed"))
 
-    def _start(self, config: EngineConfig) -> Ready:
+    def _start(self, config: EngineConfig, door: int | None) -> Ready:
         level = logging.getLogger("paged").getEffectiveLevel()
-        self._channel.send(Start(config, level, current_model()))
+        self._channel.send(Start(config, level, current_model(), door))
         while self._ready is None:
             self._receive()
             self._check_alive()

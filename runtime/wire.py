@@ -1,8 +1,9 @@
-"""How the API process and the engine process talk: msgpack messages over a local socket.
+"""How API processes and the engine process talk: msgpack messages over local sockets.
 
-The API process sends Start once, then what is to be done; closing its side is the order to close.
-The engine process answers Ready or Failed, then sends News after each step. One for vectors and
-scores answers PoolingReady or Failed, then each Compute with Computed.
+An API process sends Start once, then what is to be done; closing its side is the order to close,
+or, for those that joined later, to forget it. The engine process answers Ready or Failed, then
+sends each its News after a step. One for vectors and scores answers PoolingReady or Failed, then
+each Compute with Computed.
 """
 
 from __future__ import annotations
@@ -30,11 +31,18 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Start(_Message, frozen=True):
-    """What to load; `log_level` is that of the API process, `about` what its lines are about."""
+    """What to load, if that is not done.
+
+    Attributes:
+        log_level: that of the API process.
+        about: what the lines of the engine process are about.
+        door: descriptor of a listening socket at which other API processes join; None for none.
+    """
 
     config: EngineConfig
     log_level: int
     about: str = ""
+    door: int | None = None
 
 
 class Add(_Message, frozen=True):
@@ -64,10 +72,11 @@ class Ready(_Message, frozen=True):
 
 
 class News(_Message, frozen=True):
-    """What a step gave.
+    """What a step gave that an API process asked for.
 
     Attributes:
-        num_taken: Add, Abort and ResetPrefixCache messages that the core had heard before it.
+        num_taken: Add, Abort and ResetPrefixCache messages of the API process that the core had
+            heard before it.
     """
 
     outputs: list[SequenceOutput]
@@ -157,11 +166,16 @@ class Channel:
         return self._socket.fileno()
 
     @property
+    def awaited(self) -> int:
+        """What to poll for, so that `receive` gets something done."""
+        return select.POLLIN | (select.POLLOUT if self._unsent else 0)
+
+    @property
     def is_readable(self) -> bool:
         """Whether messages, parts of one or the end have come."""
         return bool(self._poll(select.POLLIN, timeout=0))
 
-    def send(self, message: ToEngine | FromEngine | ToPooling | FromPooling) -> None:
+    def send(self, message: msgspec.Struct) -> None:
         body = self._encoder.encode(message)
         self._unsent += len(body).to_bytes(_LENGTH_BYTES, "little") + body
         self._send_unsent()
@@ -179,7 +193,7 @@ class Channel:
             EOFError: the other side has closed, and all that it sent was received.
         """
         if wait:
-            self._poll(select.POLLIN | (select.POLLOUT if self._unsent else 0))
+            self._poll(self.awaited)
         self._send_unsent()
         while self._read() == _READ_BYTES:
             pass

@@ -28,12 +28,11 @@ def generate(service: Service, job: Job) -> Outputs:
     if service.log_requests:
         lengths = [len(prompt) for prompt in job.prompts]
         logger.info("%s: %s, prompt tokens %s, %s", job.id, job.model, lengths, job.params)
-    return _merge([_run_prompt(service, job, index) for index in range(len(job.prompts))])
+    streams = [_run_prompt(service, job, index) for index in range(len(job.prompts))]
+    return streams[0] if len(streams) == 1 else _merge(streams)
 
 
-async def _run_prompt(
-    service: Service, job: Job, index: int
-) -> AsyncGenerator[RequestOutput, None]:
+async def _run_prompt(service: Service, job: Job, index: int) -> Outputs:
     request_id = f"{job.id}-{index}"
     outputs = _outputs(service, job, index, request_id)
     watch = service.metrics.watch()
@@ -43,7 +42,8 @@ async def _run_prompt(
             async for output in outputs:
                 _check(output)
                 watch.observe(output)
-                yield output
+                yield index, output
+                watch.handed_on(output)  # whoever streams comes back when it has sent it
     except InvalidRequest as error:
         watch.close()
         raise in_words_of(job.form, error) from error
@@ -82,15 +82,10 @@ def _check(output: RequestOutput) -> None:
             raise GenerationFailed(f"{output.request_id}: {sequence.error}")
 
 
-async def _merge(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> Outputs:
+async def _merge(streams: Sequence[Outputs]) -> Outputs:
     """Items of all streams as they come; the first error of any ends them all."""
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as only:
-            async for output in only:
-                yield 0, output
-        return
     queue: _Queue = asyncio.Queue()
-    pumps = [asyncio.create_task(_pump(*item, queue)) for item in enumerate(streams)]
+    pumps = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
     try:
         for _ in streams:
             while (item := await queue.get()) is not None:
@@ -107,11 +102,11 @@ _Queue = asyncio.Queue[tuple[int, RequestOutput] | Exception | None]
 """Outputs, errors, and None at the end of each stream."""
 
 
-async def _pump(index: int, stream: AsyncGenerator[RequestOutput, None], queue: _Queue) -> None:
+async def _pump(stream: Outputs, queue: _Queue) -> None:
     try:
         async with aclosing(stream):
-            async for output in stream:
-                queue.put_nowait((index, output))
+            async for item in stream:
+                queue.put_nowait(item)
         queue.put_nowait(None)
     except Exception as error:
         queue.put_nowait(error)

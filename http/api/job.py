@@ -107,8 +107,7 @@ def sampling_params(
     if num_sequences != (1 if body.n is None else body.n):  # to be ranked
         values.setdefault("logprobs", 0)
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
-    unlimited = replace(defaults, max_tokens=None)
-    params = replace(unlimited, **values, output_kind=kind)
+    params = replace(defaults, **({"max_tokens": None} | values), output_kind=kind)
     longest = max(map(len, params.stop_strings), default=0)
     if longest > _MAX_STOP_LENGTH:
         raise InvalidRequest(

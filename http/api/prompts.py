@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from paged.http.api.protocol import GenerationRequest
 from paged.http.engine import Engine, Tokenizer
@@ -47,10 +48,10 @@ def listed(prompts: str | list[str | int | list[int]], name: str) -> list[Prompt
         return [prompts]
     if not prompts:
         raise InvalidRequest(f"{name} must not be empty", name)
-    token_ids = [item for item in prompts if isinstance(item, int)]
-    if len(token_ids) == len(prompts):
-        return [token_ids]
-    if token_ids:
+    kinds = set(map(type, prompts))  # in C: a prompt may be long
+    if kinds == {int}:
+        return [cast(list[int], prompts)]
+    if int in kinds:
         message = f"{name} must be a list of texts, of token ids, or of lists of token ids"
         raise InvalidRequest(message, name)
     return [item for item in prompts if not isinstance(item, int)]

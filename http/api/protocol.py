@@ -197,7 +197,7 @@ class CompletionLogprobs(Struct, frozen=True):
     top_logprobs: list[dict[str, float] | None]
 
 
-class CompletionChoice(Struct, frozen=True, kw_only=True):
+class CompletionChoice(Struct, frozen=True, kw_only=True, gc=False):
     """One sequence of a completion, whole or one chunk of it."""
 
     index: int
@@ -298,7 +298,7 @@ class ToolCallDelta(Struct, frozen=True, kw_only=True):
     function: FunctionDelta
 
 
-class Delta(Struct, frozen=True, kw_only=True):
+class Delta(Struct, frozen=True, kw_only=True, gc=False):
     """What a chunk adds to the message."""
 
     role: str | UnsetType = UNSET
@@ -308,7 +308,7 @@ class Delta(Struct, frozen=True, kw_only=True):
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
-class ChunkChoice(Struct, frozen=True, kw_only=True):
+class ChunkChoice(Struct, frozen=True, kw_only=True, gc=False):
     """What a chunk adds to one answer."""
 
     index: int

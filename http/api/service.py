@@ -118,15 +118,29 @@ class Models:
     Attributes:
         services: at least one; no name is that of two.
         max_body_size: bytes of a request body.
-        responses: those of /v1/responses that can be asked for again.
+        responses: those of /v1/responses that can be asked for again; None where none are kept.
     """
 
     services: tuple[AnyService, ...]
     max_body_size: int
-    responses: ResponseStore = field(default_factory=ResponseStore)
+    responses: ResponseStore | None
 
     def __iter__(self) -> Iterator[AnyService]:
         return iter(self.services)
+
+    def dead(self) -> list[str]:
+        """Those whose engine has died."""
+        return [service.model_name for service in self if service.engine.errored]
+
+    def kept_responses(self, param: str | None = None) -> ResponseStore:
+        """For requests that need a kept response, by a field. Raises Unsupported without any."""
+        if self.responses is None:
+            raise Unsupported(
+                "This server has several API processes, and so keeps no responses: send the whole "
+                "conversation in `input`, or start the server with --api-server-count 1",
+                param,
+            )
+        return self.responses
 
     def named(self, name: str | None) -> AnyService:
         """The model of a name, which may be left out. Raises ApiError (404) if it is no model's."""

@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from paged.http.api.disconnect import while_connected
 from paged.http.api.errors import ErrorBody, GenerationFailed, error_info
+from paged.http.request_counter import DIRECT_SEND
 from paged.runtime.errors import EngineDead
 
 logger = logging.getLogger(__name__)
@@ -88,15 +89,15 @@ class _EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._send_all(send))
+            await while_connected(receive, self._send_all(send, scope[DIRECT_SEND]))
         except ClientDisconnect:
             logger.debug("%s: the client went away while its reply was streamed", scope["path"])
         finally:
             await self.rest.aclose()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send_head: Send, send: Send) -> None:
         status = {"status": self.status_code, "headers": self.raw_headers}
-        await send({"type": "http.response.start", **status})
+        await send_head({"type": "http.response.start", **status})
         await send(_part(self.first))
         failure: Exception | None = None
         try:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paged.runtime.config import EngineConfig
 from paged.runtime.engine import find_model
 from paged.runtime.engine_process import serve_model
 from paged.runtime.pooling.grid import Shape
-from paged.runtime.wire import Channel, Compute, Computed, PoolingReady, ToPooling
+from paged.runtime.wire import Channel, Compute, Computed, PoolingReady, Start, ToPooling
 
 if TYPE_CHECKING:
     from paged.runtime.pooling.runner import Launched, PoolingRunner
@@ -48,11 +47,11 @@ def _launch(runner: PoolingRunner, message: Compute) -> Launched:
     )
 
 
-def _load(config: EngineConfig) -> Ready[PoolingRunner]:
+def _load(start: Start) -> Ready[PoolingRunner]:
     # Here, so that the watcher runs before the seconds that importing JAX takes.
     from paged.runtime.pooling.setup import prepare_pooling
 
-    ready = prepare_pooling(config, find_model(config))
+    ready = prepare_pooling(start.config, find_model(start.config))
     gc.freeze()  # what start-up made lives as long as this process
     return ready
 

@@ -1,6 +1,9 @@
 """A server around the fake engine, called in this process or over a socket."""
 
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from starlette.applications import Starlette
@@ -32,6 +35,18 @@ def url(app: Starlette) -> Iterator[str]:
     """The application behind a real server on a free port of this machine."""
     with serving(app) as address:
         yield address
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a certificate that vouches for itself, and its key."""
+    if not shutil.which("openssl"):
+        pytest.skip("needs the program openssl, to make a certificate")
+    folder = tmp_path_factory.mktemp("certificate")
+    made = "req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=a"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(["openssl", *made.split(), *names], cwd=folder, check=True, capture_output=True)
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -165,7 +165,15 @@ class FakeEngine:
                 self.running.discard(request_id)
             if params.output_kind is RequestOutputKind.DELTA or ended:
                 yield RequestOutput(
-                    request_id, None, prompt, prompt_logprobs, sequences, ended, 1, times
+                    request_id,
+                    None,
+                    prompt,
+                    prompt_logprobs,
+                    sequences,
+                    ended,
+                    1,
+                    times,
+                    time.monotonic(),
                 )
             if params.output_kind is RequestOutputKind.DELTA:
                 sequences = [CompletionOutput(index) for index in range(params.n)]

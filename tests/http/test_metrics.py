@@ -101,6 +101,13 @@ def test_latencies_are_in_seconds(client: TestClient, engine: FakeEngine) -> Non
     assert 0.12 <= value(client, "vllm:e2e_request_latency_seconds_sum") < 1
 
 
+def test_the_delivery_of_streamed_tokens(client: TestClient, engine: FakeEngine) -> None:
+    engine.pause = 0.02
+    complete(client, stream=True)
+    assert value(client, "paged:token_delivery_seconds_count") == 6
+    assert 0 < value(client, "paged:token_delivery_seconds_sum") < 0.02
+
+
 def test_token_buckets_reach_the_models_length(client: TestClient) -> None:
     bounds = [
         dict(labels)["le"]

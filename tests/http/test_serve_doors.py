@@ -2,10 +2,8 @@
 
 import contextlib
 import resource
-import shutil
 import socket
 import ssl
-import subprocess
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -102,18 +100,6 @@ def test_as_many_connections_as_the_system_allows() -> None:
 def test_paths_that_are_none(path: str) -> None:
     with pytest.raises(ConfigError, match="--root-path must be like /models"):
         read_flags(ServeOptions, parse(["serve", f"--root-path={path}"]))
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a certificate that vouches for itself, and its key."""
-    if not shutil.which("openssl"):
-        pytest.skip("needs the program openssl, to make a certificate")
-    folder = tmp_path_factory.mktemp("certificate")
-    made = "req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=a"
-    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(["openssl", *made.split(), *names], cwd=folder, check=True, capture_output=True)
-    return folder
 
 
 def test_https(certificate: Path) -> None:

@@ -80,7 +80,10 @@ def test_generating_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(golden_of("bert")["config"]))
-    for command in (["generate", "--prompt", "a", "--model"], ["serve", "--runner=generate"]):
+    for command in (
+        ["generate", "--prompt", "a", "--model"],
+        ["serve", "--port=0", "--runner=generate"],
+    ):
         assert main([*command, str(tmp_path)]) == 2
         [line] = capsys.readouterr().err.splitlines()
         assert line.startswith("paged: error: ")

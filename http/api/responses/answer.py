@@ -45,20 +45,20 @@ class Answer:
 
     Attributes:
         service, body, chat: what makes it.
-        store: keeps it, if the request wants that.
+        store: keeps it; None if it is not to be kept.
         items: the conversation that it answers.
         response: as it is now.
     """
 
     service: Service
-    store: ResponseStore
+    store: ResponseStore | None
     body: ResponsesRequest
     chat: Prepared
     items: tuple[InputItem, ...]
     response: Response = field(init=False)
 
     def __post_init__(self) -> None:
-        self.response = _begun(self.body, self.chat)
+        self.response = _begun(self.body, self.chat, is_kept=self.store is not None)
         self._output = Output(self.chat.readers.format.call_id)
         self._reader: AnswerReader = self.chat.readers.new()
         self._tally = Tally()
@@ -99,8 +99,8 @@ class Answer:
         return self._output.lifecycle("failed", self.response)
 
     def _keep(self) -> None:
-        """Put it into the store, unless the request wants that not."""
-        if self.body.stored:
+        """Put it into the store, if there is one."""
+        if self.store is not None:
             answer = tuple(as_input(item) for item in self.response.output)
             self.store.put(Stored(self.response, self.items + answer))
 
@@ -153,7 +153,7 @@ class Answer:
         return len(await without_hurry(len(text), lambda: tokenizer.encode(text, False)))
 
 
-def _begun(body: ResponsesRequest, chat: Prepared) -> Response:
+def _begun(body: ResponsesRequest, chat: Prepared, *, is_kept: bool) -> Response:
     """A response without an output, which tells what it was asked for."""
     reasoning, text = body.reasoning or ReasoningOptions(), body.text or TextOptions()
     params = chat.job.params
@@ -170,7 +170,7 @@ def _begun(body: ResponsesRequest, chat: Prepared) -> Response:
         parallel_tool_calls=body.parallel_tool_calls is not False,
         previous_response_id=body.previous_response_id,
         reasoning=reasoning,
-        store=body.stored,
+        store=is_kept,
         temperature=params.temperature,
         text=structs.replace(text, format=text.format or TextFormat(type="text")),
         tool_choice="auto" if body.tool_choice is None else body.tool_choice,

@@ -46,7 +46,7 @@ async def create_response(request: Request) -> HttpResponse:
     with renamed(NAMES):
         answer = await _asked(models, body, new_id(request, "resp", body.request_id, joint="_"))
         if body.background:
-            return json_response(_in_background(answer))
+            return json_response(_in_background(answer, models.kept_responses("background")))
         if body.stream:
             return await event_stream(
                 request, _encoded(answer), lambda error: _last_words(answer, error)
@@ -62,19 +62,19 @@ class StoredResponse(HTTPEndpoint):
         if request.query_params.get("stream") == "true":
             message = "stream is not supported for a response that is there already"
             raise Unsupported(message, "stream")
-        stored = models_of(request).responses.get(request.path_params["response_id"])
+        stored = models_of(request).kept_responses().get(request.path_params["response_id"])
         return json_response(stored.response)
 
     async def delete(self, request: Request) -> HttpResponse:
         """Forget a stored response."""
         response_id = request.path_params["response_id"]
-        models_of(request).responses.delete(response_id)
+        models_of(request).kept_responses().delete(response_id)
         return json_response(DeletedResponse(response_id))
 
 
 async def cancel_response(request: Request) -> HttpResponse:
     """End a response that is made in the background; one that has ended stays as it is."""
-    responses = models_of(request).responses
+    responses = models_of(request).kept_responses()
     stored = responses.get(request.path_params["response_id"])
     if not stored.response.background:
         raise InvalidRequest("Only a response with background true can be cancelled", "background")
@@ -89,21 +89,22 @@ async def cancel_response(request: Request) -> HttpResponse:
 async def _asked(models: Models, body: ResponsesRequest, response_id: str) -> Answer:
     """The answer that a request will get. Raises for anything that cannot be carried out."""
     service = models.for_text(body.model)
-    earlier = _earlier(models.responses, body.previous_response_id)
+    earlier = _earlier(models, body.previous_response_id)
     items = earlier + items_of(body.input)
     chat = as_chat(body, items, num_earlier=len(earlier))
     if body.truncation == "auto":
         chat = await fitting(service, chat)
     chosen = await prepared(service, chat, response_id)
-    return Answer(service, models.responses, body, chosen, items)
+    store = models.responses if body.stored else None
+    return Answer(service, store, body, chosen, items)
 
 
-def _earlier(responses: ResponseStore, response_id: str | None) -> tuple[InputItem, ...]:
+def _earlier(models: Models, response_id: str | None) -> tuple[InputItem, ...]:
     """The conversation up to and with a stored response."""
     if response_id is None:
         return ()
     name = "previous_response_id"
-    stored = responses.get(response_id, name)
+    stored = models.kept_responses(name).get(response_id, name)
     if stored.response.status not in _CONTINUABLE:
         message = f"{name} names a response that is {stored.response.status}: it has no answer"
         raise InvalidRequest(message, name)
@@ -124,10 +125,10 @@ def _encode(event: ResponseEvent) -> bytes:
     return named_event(event.type, event)
 
 
-def _in_background(answer: Answer) -> Response:
+def _in_background(answer: Answer, responses: ResponseStore) -> Response:
     """Start an answer; the store holds what makes it."""
     task = asyncio.create_task(_finish(answer))
-    answer.store.put(Stored(answer.response, answer.items, task))
+    responses.put(Stored(answer.response, answer.items, task))
     return answer.response
 
 

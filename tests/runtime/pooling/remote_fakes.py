@@ -24,7 +24,7 @@ from paged.runtime.pooling.process import serve
 from paged.runtime.wire import ToPooling
 from tests.runtime.pooling.remote_fakes import PackedRunner, ready_with
 
-def load(config):
+def load(start):
     {statement}
     return ready_with(PackedRunner({settings}))
 
