@@ -31,7 +31,7 @@ def test_halves_of_characters_are_replaced(text: str, value: str) -> None:
     "text", ["", "[]", '{"a": ', '{"a": 1e400}', '{"a": NaN}', '{"a":' * 5000, '{"a": "\\ud8"}']
 )
 def test_what_is_no_object_is_told(text: str) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         read_arguments(text)
 
 
