@@ -73,7 +73,8 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         args = list(args or ())
         values = read_config(args) if CONFIG_FLAG in self.format_help() else {}
-        models = values.pop(MODELS) if self.takes_models and MODELS in values else None
+        lists = self.takes_models and MODELS in values
+        models = values.pop(MODELS) if lists else None
         if values:
             # What the namespace holds already is overridden by the command line.
             namespace, unknown = super().parse_known_args(flags_of(values), namespace)
@@ -81,7 +82,7 @@ class _Parser(argparse.ArgumentParser):
             self._refuse([*unknown, *filter(None, [namespace.model_argument])])
         namespace, unknown = super().parse_known_args(args, namespace)
         self._refuse(unknown)
-        if models is not None:
+        if lists:
             namespace.models = _models(namespace, models, [*flags_of(values), *args])
         return namespace, unknown
 
@@ -108,7 +109,7 @@ def _models(
 ) -> list[argparse.Namespace]:
     """The arguments of each model in a list: what is shared, and over it what is its own."""
     entries = check_models(models)
-    own = [*given, *(["--model"] if shared.model_argument else [])]
+    own = [*given, *(["--model"] if shared.model_argument is not None else [])]
     check_shared(own, len(entries))
     parsed = []
     for number, entry in enumerate(entries):
@@ -223,7 +224,7 @@ def _only_model(args: argparse.Namespace, argv: Sequence[str]) -> str | None:
         raise ConfigError(
             "The command line names one model; a --config file may list several under `models`"
         )
-    model: str | None = args.model_argument or args.model
+    model: str | None = args.model if args.model_argument is None else args.model_argument
     if model and " " in model and args.command == "generate" and not Path(model).exists():
         raise ConfigError(f"{model!r} stands where a model may: put a text behind --prompt")
     return model

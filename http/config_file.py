@@ -42,18 +42,49 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        _check_names(path, yaml.compose(text, Loader=yaml.SafeLoader))
+        values = yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from error
+    except RecursionError:
+        raise ConfigError(f"--config {path}: is nested too deeply") from None
     if not isinstance(values, dict):
         raise ConfigError(f"--config {path}: must hold one 'flag: value' per line")
     return values
 
 
+def _check_names(path: Path, root: Any) -> None:
+    """Refuse a name that stands twice beside each other, of which YAML would take the last.
+
+    Args:
+        root: of the nodes that YAML makes of the file; None if it is empty.
+    """
+    waiting, seen = [root], {id(None)}
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.id == "mapping":
+            _check_mapping(path, [key for key, _ in node.value if key.id == "scalar"])
+            waiting += [value for _, value in node.value]
+        elif node.id == "sequence":
+            waiting += node.value
+
+
+def _check_mapping(path: Path, keys: Sequence[Any]) -> None:
+    names = [key.value for key in keys]
+    for at, key in enumerate(keys):
+        if key.value in names[:at]:
+            line = key.start_mark.line + 1
+            raise ConfigError(f"--config {path}: {key.value} is there twice, again in line {line}")
+
+
 def flags_of(values: dict[str, Any]) -> list[str]:
-    """The same on a command line."""
+    """The same on a command line. Raises ConfigError for what cannot be written there."""
     flags: list[str] = []
     for name, value in values.items():
         flag = f"--{str(name).replace('_', '-')}"
@@ -62,10 +93,17 @@ def flags_of(values: dict[str, Any]) -> list[str]:
         elif isinstance(value, list):
             flags += [flag, *map(str, value)]
         elif isinstance(value, dict):
-            flags.append(f"{flag}={json.dumps(value)}")
+            flags.append(f"{flag}={_as_json(name, value)}")
         elif value is not None:
             flags.append(f"{flag}={value}")
     return flags
+
+
+def _as_json(name: str, value: dict[str, Any]) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:  # as dates, and what holds itself
+        raise ConfigError(f"--config: {name} must hold what JSON can say: {error}") from None
 
 
 def check_models(models: Any) -> list[dict[str, Any]]:

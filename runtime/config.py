@@ -129,6 +129,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         self._check_offloading()
+        if self.model == "":
+            raise ConfigError("--model must not be empty: leave it out for the embedded model")
         if self.block_size not in PAGE_SIZES:
             raise ConfigError(
                 f"--block-size must be one of {', '.join(map(str, PAGE_SIZES))}, "
@@ -181,6 +183,8 @@ class EngineConfig:
                 "--kv-offloading-dir needs host memory, which pages pass through: give "
                 "--kv-offloading-size."
             )
+        if self.kv_offloading_dir == "":
+            raise ConfigError("--kv-offloading-dir must not be empty; for this folder write .")
         if not 0 < self.kv_offloading_dir_size < float("inf"):
             raise ConfigError(
                 "--kv-offloading-dir-size must be above 0 and finite, in GiB, "

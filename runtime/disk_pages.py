@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import sys
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from threading import BoundedSemaphore, Lock
@@ -31,10 +33,14 @@ logger = logging.getLogger(__name__)
 
 _ENDING = ".page"
 _DIGEST_BYTES = 32
+_NOT_WRITTEN = "%s was not written: %s"
 _READERS = 4
 # Host memory that waits to be written stays taken: so not too much of it.
 _MOST_WAITING = 256
 _MEASURED_BYTES = 2**26
+# Names of files that are being written, and seconds after which none of them still is.
+_UNFINISHED = re.compile(r"[0-9a-f]+\.[0-9a-f]{16}|[0-9a-f]{16}\.measured")
+_LONGEST_WRITE = 3600
 
 FoundPage = tuple[bytes, tuple[NDArray[Any], ...]]
 """The hash of some content, and the content."""
@@ -44,6 +50,9 @@ Fetched = Future[list[FoundPage]]
 
 class DiskPages:
     """Writes and reads the pages in a folder; all calls but `close` return at once.
+
+    Servers of the same model may share a folder: each knows what it found there and what it wrote,
+    and takes what another has removed for a page that cannot be read.
 
     Attributes:
         max_pages: that there is room for.
@@ -70,6 +79,7 @@ class DiskPages:
         self.seconds_per_page = self._measure()
         self._lock = Lock()
         self._num_clears = 0
+        self._fails = False  # the last write
         self._known = OrderedDict.fromkeys(self._find())  # least recently used first
         self._room = BoundedSemaphore(_MOST_WAITING)
         self._writer = ThreadPoolExecutor(1, "paged-disk-writer")
@@ -112,15 +122,20 @@ class DiskPages:
         self._writer.shutdown()
 
     def _find(self) -> Iterator[bytes]:
-        """Hashes of the pages in the folder, least recently used first."""
-        files = [(path, path.stat()) for path in self._folder.iterdir()]
+        """Hashes of the pages in the folder, least recently used first.
+
+        What a process left there that was killed while it wrote is removed.
+        """
+        files = [*_files(self._folder)]
         num_foreign = 0
         for path, stat in sorted(files, key=lambda file: file[1].st_mtime_ns):
             content = _content(path)
             if content is not None and stat.st_size == self._bytes:
                 yield content
-            else:
+            elif not _UNFINISHED.fullmatch(path.name):
                 num_foreign += 1
+            elif time.time() - stat.st_mtime > _LONGEST_WRITE:
+                path.unlink(missing_ok=True)
         if num_foreign:
             logger.warning("Ignored %d files in %s that are no pages", num_foreign, self._folder)
 
@@ -163,8 +178,11 @@ class DiskPages:
                     unfinished.replace(path)
                     self._known[content] = None
             self._forget_oldest()
+            self._fails = False
         except OSError as error:
-            logger.warning("%s was not written: %s", path, error)
+            # Once, and not again for each of the thousands that a full disk does not take.
+            logger.log(logging.DEBUG if self._fails else logging.WARNING, _NOT_WRITTEN, path, error)
+            self._fails = True
         except Exception:  # the device's, of a step that failed
             logger.exception("%s was not written", path)
         finally:
@@ -212,6 +230,13 @@ class DiskPages:
         for part in self._page:
             yield np.frombuffer(file, part.dtype, part.size, offset).reshape(part.shape)
             offset += part.size * part.dtype.itemsize
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """The files in a folder, but for those that another process removes meanwhile."""
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):
+            yield path, path.stat()
 
 
 def _content(path: Path) -> bytes | None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from paged.http.api.json_size import TooManyValues, check_num_values
+from paged.http.api.arguments import read_arguments
+from paged.http.api.json_size import TooManyValues
 from paged.http.api.prompts import encode
 from paged.http.api.protocol import ChatRequest, ContentPart, Message, ToolCall
 from paged.http.engine import ChatMessage, Engine
@@ -161,16 +162,16 @@ def _call(call: ToolCall, where: str) -> dict[str, Any]:
     where = f"{where}.function.arguments"
     arguments = call.function.arguments or {}
     if isinstance(arguments, str):
-        arguments = _object(arguments, where)
+        arguments = sent_arguments(arguments, where)
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": call.type, "function": function}
 
 
-def _object(text: str, where: str) -> dict[str, Any]:
+def sent_arguments(text: str, where: str) -> dict[str, Any]:
+    """The arguments of a call in a request. Raises InvalidRequest, which names `where`."""
     try:
-        check_num_values(text.encode())
-        return msgspec.json.decode(text, type=dict[str, Any])
+        return read_arguments(text)
     except TooManyValues as error:
         raise InvalidRequest(f"{where} is too much: {error}", where) from None
-    except (msgspec.DecodeError, RecursionError):
+    except ValueError:
         raise InvalidRequest(f"{where} must be a JSON object in a string", where) from None

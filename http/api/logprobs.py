@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -129,6 +130,16 @@ def _finite(logprob: float) -> float:
     return max(logprob, _LOWEST)
 
 
+def _spelling(text: str) -> str:
+    """A pattern of bytes that read as this text: each U+FFFD may stand for up to three of them
+    that are no character, as tokens are that end within one."""
+
+    def replaced(run: re.Match[str]) -> str:
+        return f"[\ufffd\udc80-\udcff]{{{len(run[0])},{3 * len(run[0])}}}"
+
+    return re.sub("\ufffd+", replaced, re.escape(text))
+
+
 class TextLogprobs:
     """Which of an answer's tokens the texts consist of that were read out of it, one by one."""
 
@@ -147,10 +158,12 @@ class TextLogprobs:
         if not self._entries:
             return []
         spelled = b"".join(bytes(entry.bytes) for entry in self._entries)
-        start, size = spelled.find(text.encode()), len(text.encode())
-        if start < 0:
+        escaped = spelled.decode(errors="surrogateescape")
+        place = re.search(_spelling(text), escaped)
+        if place is None:
             return []
+        start, end = (len(escaped[:at].encode(errors="surrogateescape")) for at in place.span())
         ends = [*accumulate(len(entry.bytes) for entry in self._entries)]
-        first, last = bisect_right(ends, start), bisect_left(ends, start + size) + 1
+        first, last = bisect_right(ends, start), bisect_left(ends, end) + 1
         found, self._entries = self._entries[first:last], self._entries[last:]
         return found

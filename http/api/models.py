@@ -17,8 +17,10 @@ async def list_models(request: Request) -> Response:
 
 
 async def retrieve_model(request: Request) -> Response:
-    """One of them."""
+    """One of them; without a name, all."""
     name = request.path_params["name"]
+    if not name:
+        return await list_models(request)
     return json_response(_card(models_of(request).named(name), name))
 
 

@@ -105,6 +105,8 @@ def test_the_model_is_an_argument_or_a_flag() -> None:
     assert engine_config("--model", "org/name").model == "org/name"
     assert engine_config("--block-size", "32", "org/name").model == "org/name"
     assert engine_config().model is None
+    with pytest.raises(ConfigError, match="--model must not be empty"):
+        engine_config("")
     for argv in (["a", "--model", "b"], ["--model", "a", "--model=b"]):
         with pytest.raises(ConfigError, match="names one model"):
             engine_config(*argv)
@@ -182,7 +184,18 @@ def test_flags_may_come_from_a_file(tmp_path: Path) -> None:
     assert (args.model, args.served_model_name) == ("other", ["a", "b"])
 
 
-@pytest.mark.parametrize("content", [None, "- a\n- b\n", "a: [", "\xff"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "- a\n- b\n",
+        "a: [",
+        "\xff",
+        "port: 1\nport: 2",
+        "a: [{b: 1, b: 2}]",
+        "a: " + "[" * 5000,
+    ],
+)
 def test_files_that_hold_no_flags(tmp_path: Path, capsys: Capture, content: str | None) -> None:
     path = tmp_path / "flags.yaml"
     if content is not None:
@@ -198,6 +211,15 @@ def test_a_mistake_in_a_file_is_one_of_the_command_line(tmp_path: Path, capsys: 
     assert "did you mean --max-num-seqs?" in complaint(capsys, "serve", "--config", str(path))
 
 
+@pytest.mark.parametrize("value", ["{a: 2020-01-01}", "{a: !!binary aGk=}", "&a {b: *a}"])
+def test_values_that_json_cannot_say(tmp_path: Path, capsys: Capture, value: str) -> None:
+    path = tmp_path / "flags.yaml"
+    path.write_text(f"default-chat-template-kwargs: {value}\n")
+    assert main(["serve", "--config", str(path)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "default-chat-template-kwargs must hold what JSON can say" in line
+
+
 @pytest.mark.parametrize("content", ["a: {b: c d}\n", "port: [1, 2]\n", "x y: z\n"])
 def test_a_file_holds_nothing_but_flags(tmp_path: Path, capsys: Capture, content: str) -> None:
     path = tmp_path / "flags.yaml"
@@ -210,6 +232,7 @@ def test_a_file_holds_nothing_but_flags(tmp_path: Path, capsys: Capture, content
     [
         ("--shutdown-timeout", ["-1", "nan", "inf", "1e9"]),
         ("--max-body-size", ["0", "-1"]),
+        ("--model", [""]),
         ("--served-model-name", [""]),
         ("--api-key", [""]),
         ("--tool-call-parser", ["hermit", ""]),

@@ -95,7 +95,7 @@ def test_what_each_must_say_cannot_be_shared(path: Path, flag: str, named: str) 
             entries(path, f"{flag[2:].replace('=', ': ')}\n{TWO}")
 
 
-@pytest.mark.parametrize("models", ["{}", "[]", "[a]", "{model: a}"])
+@pytest.mark.parametrize("models", ["", "{}", "[]", "[a]", "{model: a}"])
 def test_what_is_no_list_of_flags(path: Path, models: str) -> None:
     with pytest.raises(ConfigError, match="models must list the models"):
         entries(path, f"models: {models}\n")

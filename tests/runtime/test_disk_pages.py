@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,6 +115,36 @@ def test_what_is_no_page_of_this_model_is_ignored(
     assert [text.split(" is ignored: ")[0] for text in told[1:3]] == [str(paths[2]), str(paths[3])]
 
 
+def test_what_others_are_writing_or_left_is_no_matter(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(tmp_path, 1)
+    names = [f"{name_of(2).hex()}.{'0' * 16}", f"{'1' * 16}.measured", "notes.txt"]
+    for at, name in enumerate([*names, f"{name_of(3).hex()}.{'2' * 16}"]):
+        (tmp_path / name).write_bytes(b"half")
+        hours = 2 if at < len(names) else 0
+        os.utime(tmp_path / name, (time.time() - 3600 * hours,) * 2)
+    (tmp_path / "gone.page").symlink_to(tmp_path / "nowhere")  # between two looks
+    pages = DiskPages(tmp_path, ROOM, PAGE)
+    pages.close()
+    assert name_of(1) in pages
+    assert [(tmp_path / name).exists() for name in names] == [False, False, True]
+    assert (tmp_path / f"{name_of(3).hex()}.{'2' * 16}").exists()
+    [record] = caplog.records
+    assert record.getMessage() == f"Ignored 1 files in {tmp_path} that are no pages"
+
+
+def test_two_may_share_a_folder(pages: DiskPages, tmp_path: Path) -> None:
+    written(tmp_path, 1, 2)
+    other = DiskPages(tmp_path, PAGE_BYTES, PAGE)
+    other.write(name_of(3), content_of(3), wait=True)
+    other.close()  # it has removed 1 and 2
+    assert name_of(3) not in pages
+    pages.write(name_of(1), content_of(1))
+    pages._writer.submit(lambda: None).result()
+    check(pages.fetch([name_of(number) for number in (1, 2, 3)]).result(), 1, 3)
+
+
 def test_a_disk_that_is_full_costs_only_the_page(
     pages: DiskPages, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -121,9 +153,11 @@ def test_a_disk_that_is_full_costs_only_the_page(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
-        pages.write(name_of(1), content_of(1))
+        for number in (1, 2, 3):
+            pages.write(name_of(number), content_of(number))
         pages._writer.submit(lambda: None).result()
-    assert "No space left on device" in caplog.text
+    [record] = caplog.records
+    assert "No space left on device" in record.getMessage()
     assert name_of(1) not in pages
     pages.write(name_of(1), content_of(1))
     pages._writer.submit(lambda: None).result()

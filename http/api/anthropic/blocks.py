@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from paged.http.api.anthropic.protocol import (
     Block,
     InputJsonDelta,
@@ -18,6 +16,7 @@ from paged.http.api.anthropic.protocol import (
     ThinkingDelta,
     ToolUseBlock,
 )
+from paged.http.api.arguments import read_arguments
 from paged.http.api.parsers.events import Arguments, CallStart, Content, Event, Reasoning
 
 Delta = TextDelta | ThinkingDelta | InputJsonDelta
@@ -101,6 +100,6 @@ class Blocks:
 def _object(text: str) -> dict[str, Any]:
     """A call's input; a forced call may be cut before it is one."""
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError:
+        return read_arguments(text)
+    except ValueError:
         return {}

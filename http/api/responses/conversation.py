@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 from msgspec import structs
 
+from paged.http.api.conversation import sent_arguments
 from paged.http.api.protocol import FunctionCall, Message, ToolCall
 from paged.http.api.responses.protocol import (
     FunctionCallItem,
@@ -117,11 +117,7 @@ def _said(item: InputItem, where: str) -> Message:
 
 def _call(item: InputItem, where: str) -> ToolCall:
     _require(item, where, "call_id", "name", "arguments")
-    try:
-        arguments = msgspec.json.decode(item.arguments or "{}", type=dict)
-    except (msgspec.DecodeError, RecursionError):
-        where = f"{where}.arguments"
-        raise InvalidRequest(f"{where} must be a JSON object in a string", where) from None
+    arguments = sent_arguments(item.arguments or "{}", f"{where}.arguments")
     return ToolCall(FunctionCall(item.name or "", arguments), item.call_id)
 
 

@@ -126,9 +126,13 @@ def _encode(event: ResponseEvent) -> bytes:
 
 
 def _in_background(answer: Answer, responses: ResponseStore) -> Response:
-    """Start an answer; the store holds what makes it."""
+    """Start an answer; the store holds what makes it. Raises InvalidRequest if it cannot."""
     task = asyncio.create_task(_finish(answer))
     responses.put(Stored(answer.response, answer.items, task))
+    if answer.response.id not in responses:
+        raise InvalidRequest(
+            "This conversation is too large to be kept: drop background", "background"
+        )
     return answer.response
 
 

@@ -55,9 +55,12 @@ class ResponseStore:
         return response_id in self._stored
 
     def put(self, stored: Stored) -> None:
-        """Keep a response, in place of what has its id."""
+        """Keep a response, in place of what has its id; not one that is too large by itself."""
         self._drop(stored.response.id)
         size = stored.size
+        if size > self._max_bytes:
+            _cancel(stored)
+            return
         self._stored[stored.response.id] = stored, size
         self._num_bytes += size
         while len(self._stored) > self._max_responses or self._num_bytes > self._max_bytes:

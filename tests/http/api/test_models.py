@@ -22,6 +22,7 @@ def test_models(client: TestClient, engine: FakeEngine) -> None:
     }
     assert second["id"] == "other-name"
     assert client.get("/v1/models/other-name").json() == second
+    assert client.get("/v1/models/").json() == client.get("/v1/models").json()
 
 
 def test_names_of_models_may_hold_slashes(engine: FakeEngine) -> None:

@@ -1,8 +1,10 @@
 """The store holds so many responses, so many bytes, and what was used last."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
+from starlette.testclient import TestClient
 
 from paged.http.api.errors import ApiError
 from paged.http.api.responses.protocol import (
@@ -12,6 +14,8 @@ from paged.http.api.responses.protocol import (
     TextOptions,
 )
 from paged.http.api.responses.store import ResponseStore, Stored
+from paged.http.app import create_app
+from tests.http.fakes import FakeEngine
 
 
 def stored(name: str, size: int = 0, task: asyncio.Task[None] | None = None) -> Stored:
@@ -68,7 +72,9 @@ def test_the_bytes_are_bounded() -> None:
         store.put(stored(name, size=1000))
     assert kept(store, "cde") == "de"
     store.put(stored("f", size=6000))
-    assert len(store) == 0
+    assert kept(store, "def") == "de"
+    store.put(stored("e", size=6000))
+    assert kept(store, "def") == "d"
 
 
 def test_what_is_missing_is_a_404_that_says_why() -> None:
@@ -92,3 +98,17 @@ def test_what_has_to_go_is_no_longer_made() -> None:
             await task
 
     asyncio.run(scenario())
+
+
+def test_what_cannot_be_kept_cannot_run_in_the_background() -> None:
+    engine = FakeEngine()
+    app = create_app(engine, ["tiny"])
+    app.state.models = replace(app.state.models, responses=ResponseStore(max_bytes=2000))
+    client = TestClient(app)
+    kept = client.post("/v1/responses", json={"input": "a"}).json()["id"]
+    large = {"input": "a", "metadata": {"a": "x" * 2000}}
+    refused = client.post("/v1/responses", json=large | {"background": True})
+    assert refused.json()["error"]["param"] == "background"
+    assert client.post("/v1/responses", json=large).status_code == 200
+    assert client.get(f"/v1/responses/{kept}").status_code == 200
+    assert not engine.running
