@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.runtime.messages import EngineRequest
 from paged.runtime.sampling_params import SamplingParams
 
 _BITS = 32
@@ -36,6 +37,15 @@ class Bans:
             by_last_but_one.setdefault(word[-2], []).append(word)
         reach = max(map(len, words), default=1) - 1
         return cls(_mask(only, never or (), vocab_size), by_last_but_one, reach)
+
+
+def bans_of(request: EngineRequest, vocab_size: int) -> Bans | None:
+    """What must be ruled out on the host: all of it where a grammar rules out the rest."""
+    params = request.params
+    rules_out = params.allowed_token_ids is not None or params.banned_token_ids
+    if not request.bad_words and not (request.grammar and rules_out):
+        return None
+    return Bans.of(params, request.bad_words, vocab_size)
 
 
 def _mask(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from paged.runtime.disk_pages import DiskPages, FoundPage
-from paged.runtime.disk_tier import fingerprint
+from paged.runtime.fingerprint import fingerprint
 
 PAGE = (
     jax.ShapeDtypeStruct((2, 4, 3), jnp.bfloat16),
