@@ -63,8 +63,8 @@ class DiskTier:
 
     def take_in(self, found: list[FoundPage]) -> None:
         """Keep in host memory what was read."""
-        for content, arrays in found:
-            host_page = self._pool.host.take(content)
+        for page_hash, arrays in found:
+            host_page = self._pool.host.take(page_hash)
             if host_page is not None:
                 self._runner.host.put(host_page, arrays)
 
@@ -79,16 +79,16 @@ class DiskTier:
             self._runner.move(self._pool.take_moves()[::-1][: self.files.max_pages])
         self.files.close()
 
-    def _find(self, content: bytes, group: int) -> int | None:
-        page = self._pool.find(content, group, on_host=True)
-        if page is None and of_group(content, group) in self.files:
+    def _find(self, page_hash: bytes, group: int) -> int | None:
+        page = self._pool.find(page_hash, group, on_host=True)
+        if page is None and of_group(page_hash, group) in self.files:
             return self._on_disk
         return page
 
     def _match(self, hashes: Sequence[bytes], group: int) -> list[int]:
         pages = []
-        for content in hashes:
-            page = self._find(content, group)
+        for page_hash in hashes:
+            page = self._find(page_hash, group)
             if page is None:
                 break
             pages.append(page)
