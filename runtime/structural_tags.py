@@ -48,8 +48,9 @@ class TagWriter:
 
     def _expression(self, value: Any, where: str) -> str:
         kind = _object(value, where).get("type")
-        if kind not in _WRITERS:
-            raise ValueError(f"{where}.type must be one of {', '.join(_WRITERS)}, got {kind!r}")
+        if not isinstance(kind, str) or kind not in _WRITERS:
+            allowed = ", ".join(_WRITERS)
+            raise ValueError(f"{where}.type must be one of {allowed}, got {kind!r:.100}")
         return _WRITERS[kind](self, value, where)
 
     def _structural_tag(self, format: Format, where: str) -> str:
