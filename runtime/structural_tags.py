@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Format = Mapping[str, Any]
-Part = dict[str, Any]
-"""A grammar of its own, as an entry of the list that the library reads."""
+Grammar = dict[str, Any]
+"""One of the list that the library reads, in which they refer to each other by name."""
 
 _RULE = "TEXT: /(?s:.*)/"
 
@@ -29,13 +29,13 @@ class TagWriter:
         parts: grammars that the rules refer to.
     """
 
-    def __init__(self, part_of: Callable[[str, str], Part], special: Mapping[str, int]) -> None:
+    def __init__(self, part_of: Callable[[str, str], Grammar], special: Mapping[str, int]) -> None:
         self._part_of = part_of
         self._special = special
         names = sorted(map(re.escape, special), key=len, reverse=True)
         self._any_special = re.compile(f"({'|'.join(names)})") if names else None
         self._rules = [_RULE]
-        self.parts: list[Part] = []
+        self.parts: list[Grammar] = []
 
     def write(self, tag: Any) -> str:
         """The rules, of which the first is to be followed.
@@ -232,7 +232,7 @@ def _is_open(format: Format) -> bool:
     return False
 
 
-def _of_structures(tag: Format, where: str) -> Part:
+def _of_structures(tag: Format, where: str) -> Format:
     """The older form, in which every tag holds JSON."""
     if "structures" not in tag:
         raise ValueError(f'{where} must hold a "format", or "structures" and "triggers"')
@@ -244,7 +244,7 @@ def _of_structures(tag: Format, where: str) -> Part:
     return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
 
 
-def _schema(structure: Format, where: str) -> Part:
+def _schema(structure: Format, where: str) -> Format:
     if "schema" not in structure:
         raise ValueError(f"{where}.schema is required")
     return {"type": "json_schema", "json_schema": structure["schema"]}

@@ -54,10 +54,15 @@ def check(found: list[FoundPage], *numbers: int) -> None:
             np.testing.assert_array_equal(array, expected)
 
 
+def settle(pages: DiskPages) -> None:
+    """Wait until the writer has done all that it was given."""
+    pages._writer.submit(lambda: None).result()
+
+
 def test_pages_are_read_as_they_were_written(pages: DiskPages) -> None:
     for number in (1, 2):
         pages.write(name_of(number), content_of(number))
-    pages._writer.submit(lambda: None).result()
+    settle(pages)
     assert len(pages) == 2
     check(pages.fetch([name_of(2), name_of(1)]).result(), 2, 1)
     assert pages.num_read == 2
@@ -86,7 +91,7 @@ def test_what_is_cleared_is_gone_with_what_waits_to_be_written(
         pages.write(name_of(number), content_of(number))
     pages.clear()
     pages.write(name_of(4), content_of(4))
-    pages._writer.submit(lambda: None).result()
+    settle(pages)
     assert [number for number in range(1, 5) if name_of(number) in pages] == [4]
     assert [path.stem for path in tmp_path.iterdir()] == [name_of(4).hex()]
 
@@ -122,11 +127,11 @@ def test_a_disk_that_is_full_costs_only_the_page(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
         pages.write(name_of(1), content_of(1))
-        pages._writer.submit(lambda: None).result()
+        settle(pages)
     assert "No space left on device" in caplog.text
     assert name_of(1) not in pages
     pages.write(name_of(1), content_of(1))
-    pages._writer.submit(lambda: None).result()
+    settle(pages)
     check(pages.fetch([name_of(1)]).result(), 1)
 
 
