@@ -47,11 +47,10 @@ _HINTS = {
     "--max-batch-total-tokens": "did you mean --max-num-batched-tokens?",
     "--max-log-len": "what was asked and answered is never logged; drop it",
     "--max-num-batches": "did you mean --max-num-seqs or --max-num-batched-tokens?",
+    "--models": "list them in a --config file, under `models`",
     "--num-gpu-blocks-util": "did you mean --gpu-memory-utilization?",
     "--pooler-config": "how vectors are made is read from the model's modules.json; drop it",
-    "--quantization": "not supported yet",
     "--task": "did you mean --runner?",
-    "--models": "list them in a --config file, under `models`",
     "--tensor-parallel-size": "not supported yet: one GPU per server",
     "--trust-remote-code": "a model's own code is never run; drop it",
 }

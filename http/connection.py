@@ -42,7 +42,7 @@ class Connection(HttpToolsProtocol):
         self._size += len(data)
         super().data_received(data)
         if self._in_head and self._size > MAX_HEAD_SIZE:
-            message = f"A request's headers may have {MAX_HEAD_SIZE} bytes"
+            message = f"A request's headers may have {MAX_HEAD_SIZE} bytes, got {self._size}"
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message)
 
     def on_message_begin(self) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class PageMove(NamedTuple):
-    """The content of that hash is written from a page to a host page, or comes back from there.
+    """Content, named by its hash, is written from a page to a host page, or comes back from there.
 
     Moves take effect in the order in which they were decided: so each finds what it is to move,
     and nothing is lost that a later one overwrites.
@@ -22,7 +22,7 @@ class PageMove(NamedTuple):
     page: int
     host_page: int
     to_host: bool
-    content: bytes
+    page_hash: bytes
 
 
 class HostPages:
@@ -44,25 +44,25 @@ class HostPages:
         """Those that hold something."""
         return len(self._page_of)
 
-    def find(self, content: bytes) -> int | None:
+    def find(self, page_hash: bytes) -> int | None:
         """The page that holds the content of that hash."""
-        return self._page_of.get(content)
+        return self._page_of.get(page_hash)
 
-    def content(self, page: int) -> bytes:
+    def hash_of(self, page: int) -> bytes:
         """The hash of what a page holds."""
         return self._hash_of[page]
 
-    def take(self, content: bytes) -> int | None:
+    def take(self, page_hash: bytes) -> int | None:
         """A page for content to be written to; None if it is here, or every page is on hold."""
-        known = self._page_of.get(content)
+        known = self._page_of.get(page_hash)
         if known is not None:
             if known in self._idle:
                 self._idle.move_to_end(known)
             return None
         page = self._free.pop() if self._free else self._evict()
         if page is not None:
-            self._page_of[content] = page
-            self._hash_of[page] = content
+            self._page_of[page_hash] = page
+            self._hash_of[page] = page_hash
             self._idle[page] = None
         return page
 
@@ -91,7 +91,7 @@ class HostPages:
         assert free | idle == set(range(self.num_pages)), "a host page is on hold, or in no state"
         assert not free & idle, "a host page is in two states"
         assert self._hash_of.keys() == idle, "a host page is idle without content"
-        assert {page: content for content, page in self._page_of.items()} == self._hash_of
+        assert {page: page_hash for page_hash, page in self._page_of.items()} == self._hash_of
 
     def _evict(self) -> int | None:
         """The least recently used page, its content forgotten."""

@@ -137,9 +137,9 @@ class PagePool:
         self.host.hold(host_pages)  # else what the new pages held might be written there
         loaded = self.allocate(len(host_pages))
         for page, host_page in zip(loaded, host_pages, strict=True):
-            content = self.host.content(host_page)
-            self._name(page, content)
-            self._moves.append(PageMove(page, host_page, to_host=False, content=content))
+            page_hash = self.host.hash_of(host_page)
+            self._name(page, page_hash)
+            self._moves.append(PageMove(page, host_page, to_host=False, page_hash=page_hash))
         self.host.let_go(host_pages)
         self.num_loaded += len(loaded)
         new = iter(loaded)
@@ -171,35 +171,35 @@ class PagePool:
             else:
                 self._free.append(page)
 
-    def register(self, page: int, content: bytes, group: int = 0) -> None:
+    def register(self, page: int, page_hash: bytes, group: int = 0) -> None:
         """Let a used page be found by the hash of its content, in its group of layers.
 
         If another page holds that hash already, this one stays without: a hash names one page.
         """
         assert self._references[page], f"page {page} is not used: its content is undefined"
         assert page not in self._hash_of, f"page {page} already carries a hash"
-        content = of_group(content, group)
-        if self.enable_prefix_caching and content not in self._page_of:
-            self._name(page, content)
+        page_hash = of_group(page_hash, group)
+        if self.enable_prefix_caching and page_hash not in self._page_of:
+            self._name(page, page_hash)
 
-    def find(self, content: bytes, group: int = 0, *, on_host: bool = False) -> int | None:
+    def find(self, page_hash: bytes, group: int = 0, *, on_host: bool = False) -> int | None:
         """The page of a group that holds the content of that hash. Takes no reference.
 
         Args:
             on_host: whether a host page will do, where no other page holds it.
         """
-        content = of_group(content, group)
-        page = self._page_of.get(content)
+        page_hash = of_group(page_hash, group)
+        page = self._page_of.get(page_hash)
         if page is None and on_host:
-            host_page = self.host.find(content)
+            host_page = self.host.find(page_hash)
             return None if host_page is None else self.num_pages + host_page
         return page
 
     def match(self, hashes: Sequence[bytes], group: int = 0, *, on_host: bool = False) -> list[int]:
         """Pages that hold the longest known prefix of a hash chain, see `find`."""
         pages = []
-        for content in hashes:
-            page = self.find(content, group, on_host=on_host)
+        for page_hash in hashes:
+            page = self.find(page_hash, group, on_host=on_host)
             if page is None:
                 break
             pages.append(page)
@@ -229,26 +229,26 @@ class PagePool:
         assert len(used) == self.num_used, "the counts do not add up"
         assert cached <= self._hash_of.keys(), "a page without a hash is cached"
         assert not free & self._hash_of.keys(), "a page with a hash is free"
-        assert {page: content for content, page in self._page_of.items()} == self._hash_of
+        assert {page: page_hash for page_hash, page in self._page_of.items()} == self._hash_of
         self.host.check()
 
-    def _name(self, page: int, content: bytes) -> None:
-        self._page_of[content] = page
-        self._hash_of[page] = content
+    def _name(self, page: int, page_hash: bytes) -> None:
+        self._page_of[page_hash] = page
+        self._hash_of[page] = page_hash
 
     def _evict(self) -> None:
         """Free the least recently used cached page; only the host may still know its content."""
         page, _ = self._cached.popitem(last=False)
-        content = self._hash_of.pop(page)
-        del self._page_of[content]
-        host_page = self.host.take(content)
+        page_hash = self._hash_of.pop(page)
+        del self._page_of[page_hash]
+        host_page = self.host.take(page_hash)
         if host_page is not None:
-            self._moves.append(PageMove(page, host_page, to_host=True, content=content))
+            self._moves.append(PageMove(page, host_page, to_host=True, page_hash=page_hash))
             self.num_saved += 1
         self._free.append(page)
         self.num_evicted += 1
 
 
-def of_group(content: bytes, group: int) -> bytes:
+def of_group(page_hash: bytes, group: int) -> bytes:
     """The hash of what a group of layers keeps of the same tokens; all hashes have one length."""
-    return content + group.to_bytes(2) if group else content
+    return page_hash + group.to_bytes(2) if group else page_hash

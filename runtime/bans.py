@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.runtime.messages import EngineRequest
 from paged.runtime.sampling_params import SamplingParams
 
 _BITS = 32
@@ -18,24 +19,35 @@ class Bans:
     """What a request rules out.
 
     Attributes:
-        left: [W] int32, a bit for each token that may come at all, 32 to a word.
-        words: token sequences of two or more that no output may hold, by their last but one.
+        left: [W] int32, a bit for each token that may come at all, 32 an element.
+        bad_words: token sequences of two or more that no output may hold, by their last but one.
         reach: tokens that are looked back on.
     """
 
     left: NDArray[np.int32]
-    words: Mapping[int, Sequence[Sequence[int]]]
+    bad_words: Mapping[int, Sequence[Sequence[int]]]
     reach: int
 
     @classmethod
-    def of(cls, params: SamplingParams, words: Sequence[Sequence[int]], vocab_size: int) -> Bans:
-        """Those of a request whose `bad_words` of several tokens are `words`."""
+    def of(
+        cls, params: SamplingParams, bad_words: Sequence[Sequence[int]], vocab_size: int
+    ) -> Bans:
+        """Those of a request whose bad words of several tokens are `bad_words`."""
         only, never = params.allowed_token_ids, params.banned_token_ids
         by_last_but_one: dict[int, list[Sequence[int]]] = {}
-        for word in words:
+        for word in bad_words:
             by_last_but_one.setdefault(word[-2], []).append(word)
-        reach = max(map(len, words), default=1) - 1
+        reach = max(map(len, bad_words), default=1) - 1
         return cls(_mask(only, never or (), vocab_size), by_last_but_one, reach)
+
+
+def bans_of(request: EngineRequest, vocab_size: int) -> Bans | None:
+    """What must be ruled out on the host: all of it where a grammar rules out the rest."""
+    params = request.params
+    rules_out = params.allowed_token_ids is not None or params.banned_token_ids
+    if not request.bad_words and not (request.grammar and rules_out):
+        return None
+    return Bans.of(params, request.bad_words, vocab_size)
 
 
 def _mask(
@@ -65,6 +77,6 @@ class Recent:
         """Take from `mask` [W] what may not come now."""
         mask &= self.bans.left
         newest = self.tokens[-1] if self.tokens else -1
-        for *before, last in self.bans.words.get(newest, ()):
+        for *before, last in self.bans.bad_words.get(newest, ()):
             if self.tokens[-len(before) :] == before:
                 mask.view(np.uint32)[last // _BITS] &= np.uint32(~(1 << last % _BITS) & 0xFFFFFFFF)

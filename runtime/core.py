@@ -12,10 +12,9 @@ import logging
 import random
 import time
 from collections import deque
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
+from concurrent.futures import FIRST_COMPLETED, wait
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -23,13 +22,14 @@ from numpy.typing import NDArray
 
 from paged.models.loading import ModelSource
 from paged.pool import PagePool
-from paged.runtime.bans import Bans
+from paged.runtime.bans import bans_of
 from paged.runtime.compiles import num_compiles
 from paged.runtime.config import EngineConfig
-from paged.runtime.disk_pages import Fetched, FoundPage
+from paged.runtime.disk_pages import Fetched
 from paged.runtime.engine import load_tokenizer
 from paged.runtime.errors import EngineDead, InvalidRequest
-from paged.runtime.guides import Compiled, Grammars, Guide
+from paged.runtime.guides import Grammars, Guide
+from paged.runtime.live_requests import LiveRequest, Owner, Preparing, ending, limits_of
 from paged.runtime.messages import Candidates, EngineRequest, EngineStats, SequenceOutput
 from paged.runtime.plan import Row, StepPlan, TokenEvent
 from paged.runtime.runner import InFlight, SlotRequest, StepResult
@@ -48,37 +48,6 @@ _STUCK = (
 )
 
 
-@dataclass(eq=False)
-class _Request:
-    """A live request and its sequences that have not ended.
-
-    Attributes:
-        prompt_scores: log-probabilities of prompt positions 1 onwards, as far as computed; None
-            if not asked for or already handed out.
-    """
-
-    request: EngineRequest
-    sequences: dict[int, Sequence] = field(default_factory=dict)
-    first_scheduled: float | None = None
-    prompt_scores: list[Candidates] | None = None
-
-
-@dataclass(frozen=True)
-class _Owner:
-    """Whose sequence it is: its request, its index there, and its own 64-bit seed.
-
-    Attributes:
-        says_more: whether its news hold more than tokens.
-        guide: what says which tokens may come next; None if it is free.
-    """
-
-    live: _Request
-    index: int
-    seed: int
-    says_more: bool
-    guide: Guide | None
-
-
 class _Scores(NamedTuple):
     """What news say beside tokens; entries as in `SequenceOutput`."""
 
@@ -87,25 +56,6 @@ class _Scores(NamedTuple):
 
 
 _NONE = _Scores(None, None)
-
-
-class _Preparing(NamedTuple):
-    """A request that is not queued yet.
-
-    Attributes:
-        compiled: its grammar, if it has one.
-        fetched: pages of its prompt, if some are being read from disk.
-    """
-
-    live: _Request
-    compiled: Compiled | None
-    fetched: Fetched | None
-
-    @property
-    def missing(self) -> list[Future[Any]]:
-        """What it waits for."""
-        parts = (self.compiled, self.fetched)
-        return [part for part in parts if part is not None and not part.done()]
 
 
 class EngineCore:
@@ -131,13 +81,13 @@ class EngineCore:
         self._disk = open_disk_tier(config, self._runner, self._pool, scheduling)
         self._eos = source.eos_token_ids
         self._seeds = random.Random(config.seed)
-        self._requests: dict[str, _Request] = {}
-        self._owner: dict[Sequence, _Owner] = {}
+        self._requests: dict[str, LiveRequest] = {}
+        self._owner: dict[Sequence, Owner] = {}
         self._in_flight: deque[InFlight] = deque()
         self._grammars = Grammars(
             partial(load_tokenizer, config, source), self.vocab_size, self._eos
         )
-        self._preparing: list[_Preparing] = []
+        self._preparing: list[Preparing] = []
         self._num_guided = 0
         self._num_sequences = self._num_steps = 0
         self._prompt_tokens = self._generation_tokens = 0
@@ -166,52 +116,20 @@ class EngineCore:
             raise InvalidRequest(
                 f"request_id {request.request_id!r} is in use by a running request", "request_id"
             )
-        params = request.params
-        assert params.max_tokens is not None, "the front sets max_tokens"
-        stops = frozenset(params.stop_token_ids or ())
-        # Where a grammar can but end, it does, whatever else was asked for.
-        guided = bool(request.grammar)
-        eos = frozenset() if params.ignore_eos and not guided else self._eos
-        min_tokens = 0 if guided else params.min_tokens
-        limits = SequenceLimits(params.max_tokens, min_tokens, stops | eos, eos - stops)
-        compiled = self._grammars.compile(request.grammar) if guided else None
-        bans = self._bans(request)
-        scores: list[Candidates] | None = None if params.prompt_logprobs is None else []
-        fetched = None
-        if self._disk is not None and scores is None:
-            fetched = self._disk.fetch(request.prompt_token_ids, request.cache_salt)
-        live = _Request(request, prompt_scores=scores)
-        for index in range(params.n):
-            sequence = Sequence(
-                sequence_id=self._num_sequences,
-                prompt=request.prompt_token_ids,
-                limits=limits,
-                priority=request.priority,
-                arrival=request.arrival_time,
-                cache_salt=request.cache_salt,
-                reads_prefix_cache=index > 0 or params.prompt_logprobs is None,
-                parent=live.sequences[0] if index else None,
-            )
-            if compiled is None and fetched is None:
-                self._scheduler.add(sequence)
-            self._num_sequences += 1
-            live.sequences[index] = sequence
-            seed = self._seeds.getrandbits(64) if params.seed is None else params.seed + index
-            says_more = params.logprobs is not None or (index == 0 and scores is not None)
+        compiled = self._grammars.compile(request.grammar) if request.grammar else None
+        fetched = self._fetch(request)
+        is_ready = compiled is None and fetched is None
+        limits, bans = limits_of(request, self._eos), bans_of(request, self.vocab_size)
+        scores = None if request.params.prompt_logprobs is None else list[Candidates]()
+        live = LiveRequest(request, prompt_scores=scores)
+        for index in range(request.params.n):
             guide = Guide(compiled, bans) if compiled or bans else None
-            self._owner[sequence] = _Owner(live, index, seed, says_more, guide)
-            self._num_guided += guide is not None
+            sequence = self._begin(live, index, limits, guide)
+            if is_ready:
+                self._scheduler.add(sequence)
         self._requests[request.request_id] = live
-        if compiled is not None or fetched is not None:
-            self._preparing.append(_Preparing(live, compiled, fetched))
-
-    def _bans(self, request: EngineRequest) -> Bans | None:
-        """What must be ruled out on the host: all of it where a grammar rules out the rest."""
-        params = request.params
-        rules_out = params.allowed_token_ids is not None or params.banned_token_ids
-        if not request.bad_words and not (request.grammar and rules_out):
-            return None
-        return Bans.of(params, request.bad_words, self.vocab_size)
+        if not is_ready:
+            self._preparing.append(Preparing(live, compiled, fetched))
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
         """End a request, or one of its sequences. An id that is not live is ignored."""
@@ -224,7 +142,7 @@ class EngineCore:
         self._scheduler.abort([sequence.sequence_id for _, sequence in wanted])
         for _, sequence in wanted:
             self._forget(sequence)
-        return [_ending(live, i, "abort") for i, _ in wanted]
+        return [ending(live, i, "abort") for i, _ in wanted]
 
     def step(self) -> list[SequenceOutput]:
         """Enqueue the next step, then read the one before it.
@@ -294,10 +212,40 @@ class EngineCore:
         for request_id in list(self._requests):
             self.abort(request_id)
         self._in_flight.clear()
-        self._close_disk()
+        if self._disk is not None:
+            self._disk.close(saves_device=self._cause_of_death is None)
         self._cause_of_death = self._cause_of_death or "the engine was closed"
         self._grammars.close()
         self._runner.close()
+
+    def _fetch(self, request: EngineRequest) -> Fetched | None:
+        """Begin to read of its prompt what is on disk alone, unless all of it is to be scored."""
+        if self._disk is None or request.params.prompt_logprobs is not None:
+            return None
+        return self._disk.fetch(request.prompt_token_ids, request.cache_salt)
+
+    def _begin(
+        self, live: LiveRequest, index: int, limits: SequenceLimits, guide: Guide | None
+    ) -> Sequence:
+        """A new sequence of a request, not queued yet."""
+        request, params = live.request, live.request.params
+        sequence = live.sequences[index] = Sequence(
+            sequence_id=self._num_sequences,
+            prompt=request.prompt_token_ids,
+            limits=limits,
+            priority=request.priority,
+            arrival=request.arrival_time,
+            cache_salt=request.cache_salt,
+            reads_prefix_cache=index > 0 or params.prompt_logprobs is None,
+            parent=live.sequences[0] if index else None,
+        )
+        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed + index
+        scores_prompt = index == 0 and params.prompt_logprobs is not None
+        says_more = params.logprobs is not None or scores_prompt
+        self._owner[sequence] = Owner(live, index, seed, says_more, guide)
+        self._num_sequences += 1
+        self._num_guided += guide is not None
+        return sequence
 
     @property
     def _num_preparing(self) -> int:
@@ -312,37 +260,16 @@ class EngineCore:
         self._preparing = [each for each in self._preparing if each not in done]
         ended: list[SequenceOutput] = []
         for live, compiled, fetched in done:
-            if fetched is not None:
-                self._take_in(fetched.result())
+            if fetched is not None and self._disk is not None:
+                self._disk.take_in(fetched.result())
             failure = None if compiled is None else compiled.exception()
             for index, sequence in list(live.sequences.items()):
                 if failure is None:
                     self._scheduler.add(sequence)
                 else:
                     self._forget(sequence)
-                    ended.append(_ending(live, index, "abort", str(failure)))
+                    ended.append(ending(live, index, "abort", str(failure)))
         return ended
-
-    def _take_in(self, found: list[FoundPage]) -> None:
-        """Keep in host memory what was read from disk."""
-        for content, arrays in found:
-            host_page = self._pool.host.take(content)
-            if host_page is not None:
-                self._runner.host.put(host_page, arrays)
-
-    def _close_disk(self) -> None:
-        """Write what the device still holds, and end.
-
-        What was used last goes first: whoever waits for this process may lose patience.
-        """
-        if self._disk is None:
-            return
-        files = self._disk.files
-        if self._cause_of_death is None:
-            self._runner.host.on_save = partial(files.write, wait=True)
-            self._pool.release(self._pool.allocate(self._pool.num_available))
-            self._runner.move(self._pool.take_moves()[::-1][: files.max_pages])
-        files.close()
 
     def _launch(self, plan: StepPlan, news: list[SequenceOutput]) -> None:
         """Enqueue a step; what is read for its sake goes to the news."""
@@ -378,7 +305,7 @@ class EngineCore:
             self._runner.load_masks([row.slot for row, _ in rows], masks)
         return self._runner.finish(started)
 
-    def _guided_rows(self, plan: StepPlan) -> list[tuple[Row, _Owner]]:
+    def _guided_rows(self, plan: StepPlan) -> list[tuple[Row, Owner]]:
         """The rows whose next tokens guides have a say in."""
         rows = []
         for row in plan.rows:
@@ -388,7 +315,7 @@ class EngineCore:
         return rows
 
     def _end_stuck(
-        self, rows: list[tuple[Row, _Owner]], masks: NDArray[np.int32]
+        self, rows: list[tuple[Row, Owner]], masks: NDArray[np.int32]
     ) -> list[SequenceOutput]:
         """End the sequences that no token may follow; what the step chooses for them is dropped."""
         news = []
@@ -399,7 +326,7 @@ class EngineCore:
                 self._scheduler.finish([row.sequence.sequence_id], reason)
                 self._forget(row.sequence)
                 error = None if stopped else owner.guide.error or _STUCK
-                news.append(_ending(owner.live, owner.index, reason.value, error))
+                news.append(ending(owner.live, owner.index, reason.value, error))
         return news
 
     def _read(self, step: InFlight) -> list[SequenceOutput]:
@@ -448,7 +375,7 @@ class EngineCore:
             return replace(news, finish_reason="abort", error=error)
         return replace(news, finish_reason="stop", ended_by_text=True)
 
-    def _scores(self, owner: _Owner, event: TokenEvent, result: StepResult) -> _Scores:
+    def _scores(self, owner: Owner, event: TokenEvent, result: StepResult) -> _Scores:
         """Log-probabilities of the new token and, once, of the prompt, as far as asked for."""
         live, params = owner.live, owner.live.request.params
         logprobs, prompt_logprobs = None, None
@@ -491,7 +418,7 @@ class EngineCore:
         logger.exception("The engine stopped after an error in a step")
         self._cause_of_death = f"the engine stopped after an error in a step: {cause}"
         ended = [
-            _ending(owner.live, owner.index, "error", self._cause_of_death)
+            ending(owner.live, owner.index, "error", self._cause_of_death)
             for owner in self._owner.values()
         ]
         self._scheduler.fail_all()
@@ -501,17 +428,6 @@ class EngineCore:
         self._preparing.clear()
         self._num_guided = 0
         return ended
-
-
-def _ending(live: _Request, index: int, reason: str, error: str | None = None) -> SequenceOutput:
-    return SequenceOutput(
-        request_id=live.request.request_id,
-        index=index,
-        token_ids=[],
-        finish_reason=reason,
-        error=error,
-        first_scheduled_time=live.first_scheduled,
-    )
 
 
 def _candidates(scores: TokenLogprobs, position: int, token: int, top: int) -> Candidates:

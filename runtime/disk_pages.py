@@ -88,25 +88,25 @@ class DiskPages:
     def __len__(self) -> int:
         return len(self._known)
 
-    def __contains__(self, content: bytes) -> bool:
-        return content in self._known
+    def __contains__(self, page_hash: bytes) -> bool:
+        return page_hash in self._known
 
-    def write(self, content: bytes, arrays: PageContent, *, wait: bool = False) -> None:
+    def write(self, page_hash: bytes, arrays: PageContent, *, wait: bool = False) -> None:
         """Have a page written, if it is not here yet.
 
         Args:
             wait: until the disk takes it; else it may be left out.
         """
-        if content in self._known:
-            self._use(content)
+        if page_hash in self._known:
+            self._use(page_hash)
         elif self._room.acquire(blocking=wait):
-            self._writer.submit(self._write, content, arrays, self._num_clears)
+            self._writer.submit(self._write, page_hash, arrays, self._num_clears)
         else:
             self.num_left_out += 1
 
-    def fetch(self, contents: Sequence[bytes]) -> Fetched:
+    def fetch(self, page_hashes: Sequence[bytes]) -> Fetched:
         """Have pages read; those that cannot be are left out."""
-        return self._readers.submit(self._read_all, contents)
+        return self._readers.submit(self._read_all, page_hashes)
 
     def clear(self) -> None:
         """Forget all pages, those that wait to be written too, and have their files removed."""
@@ -129,9 +129,9 @@ class DiskPages:
         files = [*_files(self._folder)]
         num_foreign = 0
         for path, stat in sorted(files, key=lambda file: file[1].st_mtime_ns):
-            content = _content(path)
-            if content is not None and stat.st_size == self._bytes:
-                yield content
+            page_hash = _hash_in(path)
+            if page_hash is not None and stat.st_size == self._bytes:
+                yield page_hash
             elif not _UNFINISHED.fullmatch(path.name):
                 num_foreign += 1
             elif time.time() - stat.st_mtime > _LONGEST_WRITE:
@@ -155,28 +155,28 @@ class DiskPages:
         finally:
             path.unlink(missing_ok=True)
 
-    def _path(self, content: bytes) -> Path:
-        return self._folder / f"{content.hex()}{_ENDING}"
+    def _path(self, page_hash: bytes) -> Path:
+        return self._folder / f"{page_hash.hex()}{_ENDING}"
 
-    def _use(self, content: bytes) -> None:
+    def _use(self, page_hash: bytes) -> None:
         with self._lock:
-            if content in self._known:
-                self._known.move_to_end(content)
+            if page_hash in self._known:
+                self._known.move_to_end(page_hash)
 
-    def _remove(self, contents: list[bytes]) -> None:
-        for content in contents:
-            self._path(content).unlink(missing_ok=True)
+    def _remove(self, page_hashes: list[bytes]) -> None:
+        for page_hash in page_hashes:
+            self._path(page_hash).unlink(missing_ok=True)
 
-    def _write(self, content: bytes, arrays: PageContent, num_clears: int) -> None:
-        path = self._path(content)
+    def _write(self, page_hash: bytes, arrays: PageContent, num_clears: int) -> None:
+        path = self._path(page_hash)
         unfinished = path.with_suffix(f".{secrets.token_hex(8)}")
         try:
             body = b"".join(np.asarray(array).tobytes() for array in arrays)
-            unfinished.write_bytes(_digest(content, body) + body)
+            unfinished.write_bytes(_digest(page_hash, body) + body)
             with self._lock:
                 if num_clears == self._num_clears:
                     unfinished.replace(path)
-                    self._known[content] = None
+                    self._known[page_hash] = None
             self._forget_oldest()
             self._fails = False
         except OSError as error:
@@ -195,13 +195,13 @@ class DiskPages:
                 oldest, _ = self._known.popitem(last=False)
             self._path(oldest).unlink(missing_ok=True)
 
-    def _read_all(self, contents: Sequence[bytes]) -> list[FoundPage]:
+    def _read_all(self, page_hashes: Sequence[bytes]) -> list[FoundPage]:
         started = time.perf_counter()
         found = []
-        for content in contents:
-            arrays = self._read(content)
+        for page_hash in page_hashes:
+            arrays = self._read(page_hash)
             if arrays is not None:
-                found.append((content, arrays))
+                found.append((page_hash, arrays))
         seconds = time.perf_counter() - started
         if found:
             with self._lock:
@@ -209,20 +209,20 @@ class DiskPages:
                 self.seconds_per_page += (seconds / len(found) - self.seconds_per_page) / 4
         return found
 
-    def _read(self, content: bytes) -> tuple[NDArray[Any], ...] | None:
+    def _read(self, page_hash: bytes) -> tuple[NDArray[Any], ...] | None:
         """What a file holds; None, and the page forgotten, where it does not hold that."""
-        path = self._path(content)
+        path = self._path(page_hash)
         try:
             file = path.read_bytes()
-            if file[:_DIGEST_BYTES] != _digest(content, file[_DIGEST_BYTES:]):
+            if file[:_DIGEST_BYTES] != _digest(page_hash, file[_DIGEST_BYTES:]):
                 raise ValueError("its digest is another")
             path.touch()
         except (OSError, ValueError) as error:
             logger.warning("%s is ignored: %s", path, error)
             with self._lock:
-                self._known.pop(content, None)
+                self._known.pop(page_hash, None)
             return None
-        self._use(content)
+        self._use(page_hash)
         return tuple(self._parts(file))
 
     def _parts(self, file: bytes) -> Iterator[NDArray[Any]]:
@@ -239,7 +239,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
             yield path, path.stat()
 
 
-def _content(path: Path) -> bytes | None:
+def _hash_in(path: Path) -> bytes | None:
     """The hash that names a page's file; None for another file."""
     try:
         return bytes.fromhex(path.stem) if path.suffix == _ENDING else None
@@ -247,5 +247,5 @@ def _content(path: Path) -> bytes | None:
         return None
 
 
-def _digest(content: bytes, body: bytes) -> bytes:
-    return blake2b(content + body, digest_size=_DIGEST_BYTES, person=b"paged disk").digest()
+def _digest(page_hash: bytes, body: bytes) -> bytes:
+    return blake2b(page_hash + body, digest_size=_DIGEST_BYTES, person=b"paged disk").digest()

@@ -1,35 +1,43 @@
-"""What of a prompt is on the disk alone, and worth reading before its request is queued.
+"""The disk behind the other tiers of the prefix cache: what is read from it, and left on it.
 
-Other requests go on meanwhile. What was read becomes host pages, where the scheduler finds it.
+What of a prompt is on the disk alone, and worth it, is read before its request is queued; other
+requests go on meanwhile. It becomes host pages, where the scheduler finds it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from hashlib import blake2b
-
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax import lax
+from functools import partial
 
 from paged.groups import Windows
 from paged.hits import find_prefix, find_tables
 from paged.pool import PagePool, of_group
 from paged.prefix import extend_hashes
-from paged.runtime.disk_pages import DiskPages, Fetched
+from paged.runtime.disk_pages import DiskPages, Fetched, FoundPage
 from paged.runtime.load_costs import LoadCosts
+from paged.runtime.runner import StepRunner
 
 
 class DiskTier:
-    """Looks prompts up in all three tiers."""
+    """Looks prompts up in all three tiers, and moves pages between the disk and the others.
+
+    Attributes:
+        files: the pages on disk; what goes to host memory is written there too.
+    """
 
     def __init__(
-        self, files: DiskPages, pool: PagePool, windows: Windows, load_costs: LoadCosts
+        self,
+        files: DiskPages,
+        pool: PagePool,
+        runner: StepRunner,
+        windows: Windows,
+        load_costs: LoadCosts,
     ) -> None:
+        runner.host.on_save = files.write
         self.files = files
         self._pool = pool
+        self._runner = runner
         self._windows = windows
         self._load_costs = load_costs
         self._on_disk = pool.num_pages + pool.host.num_pages  # a number that no page has
@@ -53,41 +61,35 @@ class DiskTier:
             return None
         return self.files.fetch(wanted)
 
-    def _find(self, content: bytes, group: int) -> int | None:
-        page = self._pool.find(content, group, on_host=True)
-        if page is None and of_group(content, group) in self.files:
+    def take_in(self, found: list[FoundPage]) -> None:
+        """Keep in host memory what was read."""
+        for page_hash, arrays in found:
+            host_page = self._pool.host.take(page_hash)
+            if host_page is not None:
+                self._runner.host.put(host_page, arrays)
+
+    def close(self, *, saves_device: bool) -> None:
+        """Write what waits to be written, and what the device still holds if that is wanted.
+
+        What was used last goes first: whoever waits for this process may lose patience.
+        """
+        if saves_device:
+            self._runner.host.on_save = partial(self.files.write, wait=True)
+            self._pool.release(self._pool.allocate(self._pool.num_available))
+            self._runner.move(self._pool.take_moves()[::-1][: self.files.max_pages])
+        self.files.close()
+
+    def _find(self, page_hash: bytes, group: int) -> int | None:
+        page = self._pool.find(page_hash, group, on_host=True)
+        if page is None and of_group(page_hash, group) in self.files:
             return self._on_disk
         return page
 
     def _match(self, hashes: Sequence[bytes], group: int) -> list[int]:
         pages = []
-        for content in hashes:
-            page = self._find(content, group)
+        for page_hash in hashes:
+            page = self._find(page_hash, group)
             if page is None:
                 break
             pages.append(page)
         return pages
-
-
-def fingerprint(params: object, what: object) -> str:
-    """A name for what a model writes to its pages.
-
-    Args:
-        params: every weight counts.
-        what: all else that matters; its `repr` must tell it from every other.
-    """
-    leaves = jax.tree.leaves(params)
-    sums = [np.asarray(_checksum(leaf)).tobytes() for leaf in leaves]
-    described = repr((what, [(leaf.shape, leaf.dtype) for leaf in leaves]))
-    return blake2b(b"".join(sums) + described.encode(), digest_size=16).hexdigest()
-
-
-@jax.jit
-def _checksum(leaf: jax.Array) -> jax.Array:
-    """Two sums of an array's bits, each weighted by its place."""
-    if jnp.issubdtype(leaf.dtype, jnp.floating):
-        leaf = lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * leaf.dtype.itemsize}"))
-    bits = leaf.astype(jnp.uint32).ravel()
-    places = lax.iota(jnp.uint32, bits.size)
-    factors = (2 * places + 1, (places ^ (places >> 15)) * jnp.uint32(0x9E3779B1) | 1)
-    return jnp.stack([jnp.sum(bits * factor) for factor in factors])

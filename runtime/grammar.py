@@ -18,7 +18,7 @@ from paged.models.tokenizer import Tokenizer
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.grammar_vocabulary import special_ids, special_vocabulary
 from paged.runtime.json_schemas import with_real_dates, without_others
-from paged.runtime.structural_tags import Part, TagWriter
+from paged.runtime.structural_tags import Grammar, TagWriter
 from paged.runtime.structured_outputs import StructuredOutputsParams
 
 MAX_GRAMMAR_LENGTH = 128 * 1024
@@ -125,7 +125,7 @@ def _convert(kind: str, text: str, style: _JsonStyle, names: _Names | None) -> s
     return json.dumps({"grammars": [{"lark_grammar": rules}, *writer.parts]})
 
 
-def _part(kind: str, text: str, style: _JsonStyle) -> Part:
+def _part(kind: str, text: str, style: _JsonStyle) -> Grammar:
     """One grammar."""
     if kind == "regex":
         return {"lark_grammar": f"start: /{regex_to_lark(text, _ASCII)}/"}

@@ -53,7 +53,7 @@ class HostStore:
         self._contents: list[PageContent] = [()] * shapes.num_host_pages
         self._in_transit: deque[tuple[int, jax.Array]] = deque()
         self._num_moving = 0
-        self.on_save: Callable[[bytes, PageContent], None] = lambda content, arrays: None
+        self.on_save: Callable[[bytes, PageContent], None] = lambda page_hash, content: None
         if jax.default_backend() != "cpu":
             self._reserve(shapes.num_host_pages * shapes.cache.bytes_per_page)
 
@@ -97,7 +97,7 @@ class HostStore:
         kept = jax.device_put(read, self._host)
         for move, content in zip(moves, kept, strict=True):
             self._contents[move.host_page] = content
-            self.on_save(move.content, content)
+            self.on_save(move.page_hash, content)
         self._send(len(moves), kept[-1][-1])
 
     def _load(self, cache: PagedKVCache, moves: list[PageMove]) -> PagedKVCache:

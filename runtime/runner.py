@@ -18,7 +18,7 @@ from paged.models.layers import DecoderParams
 from paged.runtime.batch import SlotSampling, pack, pack_updates
 from paged.runtime.buckets import Bucket
 from paged.runtime.compiler import Compiler
-from paged.runtime.disk_tier import fingerprint
+from paged.runtime.fingerprint import fingerprint
 from paged.runtime.host_store import HostStore
 from paged.runtime.kept_files import source_digest
 from paged.runtime.load_costs import LoadCosts, load_costs

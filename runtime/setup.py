@@ -150,8 +150,7 @@ def open_disk_tier(
         "%d pages in %s, which reads %.2f GB/s",
         *(len(files), folder, runner.shapes.cache.bytes_per_page / files.seconds_per_page / 1e9),
     )
-    runner.host.on_save = files.write
-    return DiskTier(files, pool, scheduling.windows, scheduling.load_costs)
+    return DiskTier(files, pool, runner, scheduling.windows, scheduling.load_costs)
 
 
 def tell_quantization(model: ModelConfig, specs: Any, dtype: jnp.dtype) -> None:

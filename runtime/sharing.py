@@ -153,7 +153,10 @@ def _unstated_on_gpu(claims: Sequence[Claim]) -> Iterator[str]:
 def _too_small(claims: Sequence[Claim], total: int) -> Iterator[str]:
     for claim in claims:
         if claim.share is not None and claim.wanted > claim.share * total:
-            yield f"{claim.name}: its share is smaller than what it is to hold"
+            yield (
+                f"{claim.name}: its share is {size_text(int(claim.share * total))}, and it is to "
+                f"hold {size_text(claim.wanted)}"
+            )
 
 
 def _refusal(

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Format = Mapping[str, Any]
-Part = dict[str, Any]
-"""A grammar of its own, as an entry of the list that the library reads."""
+Grammar = dict[str, Any]
+"""One of the list that the library reads, in which they refer to each other by name."""
 
 _RULE = "TEXT: /(?s:.*)/"
 
@@ -29,13 +29,13 @@ class TagWriter:
         parts: grammars that the rules refer to.
     """
 
-    def __init__(self, part_of: Callable[[str, str], Part], special: Mapping[str, int]) -> None:
+    def __init__(self, part_of: Callable[[str, str], Grammar], special: Mapping[str, int]) -> None:
         self._part_of = part_of
         self._special = special
         names = sorted(map(re.escape, special), key=len, reverse=True)
         self._any_special = re.compile(f"({'|'.join(names)})") if names else None
         self._rules = [_RULE]
-        self.parts: list[Part] = []
+        self.parts: list[Grammar] = []
 
     def write(self, tag: Any) -> str:
         """The rules, of which the first is to be followed.
@@ -48,10 +48,10 @@ class TagWriter:
 
     def _expression(self, value: Any, where: str) -> str:
         kind = _object(value, where).get("type")
-        if kind not in _TYPES:
-            raise ValueError(f"{where}.type must be one of {', '.join(_TYPES)}, got {kind!r}")
-        expression: str = getattr(self, f"_{kind}")(value, where)
-        return expression
+        if not isinstance(kind, str) or kind not in _WRITERS:
+            allowed = ", ".join(_WRITERS)
+            raise ValueError(f"{where}.type must be one of {allowed}, got {kind!r:.100}")
+        return _WRITERS[kind](self, value, where)
 
     def _structural_tag(self, format: Format, where: str) -> str:
         inner = format["format"] if "format" in format else _of_structures(format, where)
@@ -105,6 +105,16 @@ class TagWriter:
         """Free text in which a trigger begins a tag; the first comes at once if it must come."""
         if format.get("excludes"):
             raise ValueError(f"{where}.excludes is not supported beside triggers")
+        tags = self._by_trigger(format, where)
+        first = _choice([f"{self._literal(each)} {_choice(tags[each])}" for each in tags])
+        later = _choice([f"{self._until(each)} {_choice(tags[each])}" for each in tags])
+        later = self._rule("tags", later)
+        if format.get("at_least_one"):
+            return first if format.get("stop_after_first") else f"{first} {later}* TEXT"
+        return f"({later} | TEXT)" if format.get("stop_after_first") else f"{later}* TEXT"
+
+    def _by_trigger(self, format: Format, where: str) -> dict[str, list[str]]:
+        """What follows each trigger that tags begin with, in the order of the triggers."""
         tags, triggers = _list(format, "tags", where), _texts(format, "triggers", where)
         by_trigger: dict[str, list[str]] = {trigger: [] for trigger in triggers}
         for i, tag in enumerate(tags):
@@ -115,13 +125,7 @@ class TagWriter:
                 found = f"has {len(fitting)} of the triggers at its beginning, not one"
                 raise ValueError(f"{path}.begin {found}")
             by_trigger[fitting[0]].append(self._tag_after(fitting[0], tag, path))
-        used = {trigger: tags for trigger, tags in by_trigger.items() if tags}
-        first = _choice([f"{self._literal(each)} {_choice(used[each])}" for each in used])
-        later = _choice([f"{self._until(each)} {_choice(used[each])}" for each in used])
-        later = self._rule("tags", later)
-        if format.get("at_least_one"):
-            return first if format.get("stop_after_first") else f"{first} {later}* TEXT"
-        return f"({later} | TEXT)" if format.get("stop_after_first") else f"{later}* TEXT"
+        return {trigger: tags for trigger, tags in by_trigger.items() if tags}
 
     def _tags_with_separator(self, format: Format, where: str) -> str:
         paths = [f"{where}.tags[{i}]" for i in range(len(_list(format, "tags", where)))]
@@ -184,11 +188,23 @@ class TagWriter:
         return name
 
 
-_TYPES = (
-    *("const_string", "any_text", "json_schema", "regex", "grammar", "sequence", "or"),
-    *("optional", "star", "plus", "tag", "triggered_tags", "tags_with_separator"),
-    "structural_tag",
-)
+_WRITERS: Mapping[str, Callable[[TagWriter, Format, str], str]] = {
+    "const_string": TagWriter._const_string,
+    "any_text": TagWriter._any_text,
+    "json_schema": TagWriter._json_schema,
+    "regex": TagWriter._regex,
+    "grammar": TagWriter._grammar,
+    "sequence": TagWriter._sequence,
+    "or": TagWriter._or,
+    "optional": TagWriter._optional,
+    "star": TagWriter._star,
+    "plus": TagWriter._plus,
+    "tag": TagWriter._tag,
+    "triggered_tags": TagWriter._triggered_tags,
+    "tags_with_separator": TagWriter._tags_with_separator,
+    "structural_tag": TagWriter._structural_tag,
+}
+"""What writes each type."""
 
 
 def _check_ends(format: Format, where: str) -> None:
@@ -216,7 +232,7 @@ def _is_open(format: Format) -> bool:
     return False
 
 
-def _of_structures(tag: Format, where: str) -> Part:
+def _of_structures(tag: Format, where: str) -> Format:
     """The older form, in which every tag holds JSON."""
     if "structures" not in tag:
         raise ValueError(f'{where} must hold a "format", or "structures" and "triggers"')
@@ -228,7 +244,7 @@ def _of_structures(tag: Format, where: str) -> Part:
     return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
 
 
-def _schema(structure: Format, where: str) -> Part:
+def _schema(structure: Format, where: str) -> Format:
     if "schema" not in structure:
         raise ValueError(f"{where}.schema is required")
     return {"type": "json_schema", "json_schema": structure["schema"]}
@@ -240,21 +256,21 @@ def _choice(alternatives: Sequence[str]) -> str:
 
 def _object(value: Any, where: str) -> Format:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{where} must be an object")
+        raise ValueError(f"{where} must be an object, got {value!r:.100}")
     return value
 
 
 def _text(format: Format, name: str, where: str) -> str:
     value = format.get(name)
     if not isinstance(value, str):
-        raise ValueError(f"{where}.{name} must be a text")
+        raise ValueError(f"{where}.{name} must be a text, got {value!r:.100}")
     return value
 
 
 def _list(format: Format, name: str, where: str) -> list[Any]:
     value = format.get(name)
     if not isinstance(value, list) or not value:
-        raise ValueError(f"{where}.{name} must be a list that is not empty")
+        raise ValueError(f"{where}.{name} must be a list that is not empty, got {value!r:.100}")
     return value
 
 

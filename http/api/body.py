@@ -18,7 +18,7 @@ from paged.runtime.long_text import without_hurry
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
 
-# A body may take so many seconds, and more if bytes come at this rate.
+# Seconds that a body may take, and bytes a second that give it more of them.
 _PATIENCE = 60.0
 _LEAST_RATE = 10_000
 

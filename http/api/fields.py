@@ -82,6 +82,22 @@ ACCEPTED = {
 }
 
 
+def missing(field: str) -> InvalidRequest:
+    """What a request is told that lacks a field."""
+    return InvalidRequest(f"{field}: this field is required", field)
+
+
+def require(part: msgspec.Struct, where: str, *names: str) -> None:
+    """Raise InvalidRequest, naming the first, if a part of a request lacks one of these fields.
+
+    Args:
+        where: the path of the part in the request.
+    """
+    for name in names:
+        if getattr(part, name) is None:
+            raise missing(f"{where}.{name}")
+
+
 def check_fields(body: Mapping[str, msgspec.Raw], known: tuple[str, ...], neutral: Neutral) -> None:
     """Refuse what cannot be carried out; note in the debug log what nobody knows.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -153,19 +153,23 @@ class Models:
 
     def for_text(self, name: str | None) -> Service:
         """A model that generates text. Raises as `named`, and Unsupported for one that does not."""
-        able = [service for service in self.services if isinstance(service, Service)]
-        service = self.named(name) if name or not able else able[0]
-        if isinstance(service, Service):
-            return service
-        raise no_text(service, able)
+        return self._of(Service, name, no_text)
 
     def for_vectors(self, name: str | None) -> PoolingService:
         """A model that gives embeddings or scores. Raises as `named`, and Unsupported as above."""
-        able = [service for service in self.services if isinstance(service, PoolingService)]
+        return self._of(PoolingService, name, no_vectors)
+
+    def _of[S: AnyService](
+        self,
+        kind: type[S],
+        name: str | None,
+        refusal: Callable[[AnyService, Sequence[S]], Unsupported],
+    ) -> S:
+        able = [service for service in self.services if isinstance(service, kind)]
         service = self.named(name) if name or not able else able[0]
-        if isinstance(service, PoolingService):
+        if isinstance(service, kind):
             return service
-        raise no_vectors(service, able)
+        raise refusal(service, able)
 
 
 def no_text(service: AnyService, able: Sequence[AnyService] = ()) -> Unsupported:

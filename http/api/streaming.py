@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Protocol
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -35,9 +37,23 @@ def event(chunk: msgspec.Struct) -> bytes:
     return b"data: %b\n\n" % _encode(chunk)
 
 
-def named_event(name: str, chunk: msgspec.Struct) -> bytes:
+class Typed(Protocol):
+    """What says itself what kind of event it is."""
+
+    @property
+    def type(self) -> str: ...
+
+
+def named_event(name: str, chunk: msgspec.Struct | Typed) -> bytes:
     """One event of those that say what they are in a line of their own, too."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(chunk))
+
+
+async def named_events(pieces: AsyncGenerator[Sequence[Typed], None]) -> Events:
+    """Such events, those that are there at the same time in one piece."""
+    async with aclosing(pieces):
+        async for events in pieces:
+            yield b"".join(named_event(event.type, event) for event in events)
 
 
 def done(error: Exception | None) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paged.http.api.fields import missing
 from paged.http.api.protocol import GenerationRequest, ResponseFormat
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.structured_outputs import StructuredOutputsParams
@@ -39,10 +40,7 @@ def structured_outputs(body: GenerationRequest) -> StructuredOutputsParams | Non
         InvalidRequest: a malformed form, several of them, or white space without JSON around it.
     """
     field = form_field(body)
-    if body.guided_whitespace_pattern is not None and field not in (
-        "guided_json",
-        "response_format",
-    ):
+    if body.guided_whitespace_pattern is not None and field not in _ABOUT_JSON:
         raise InvalidRequest(
             f"{_WHITESPACE} needs guided_json or a response_format of JSON beside it", _WHITESPACE
         )
@@ -80,8 +78,7 @@ def _of_format(wanted: ResponseFormat, whitespace: str | None) -> StructuredOutp
     if wanted.type == "json_schema":
         schema = None if wanted.json_schema is None else wanted.json_schema.schema
     if schema is None:
-        where = "response_format.json_schema.schema"
-        raise InvalidRequest(f"{where}: this field is required", where)
+        raise missing("response_format.json_schema.schema")
     return StructuredOutputsParams(json=schema, whitespace_pattern=whitespace)
 
 

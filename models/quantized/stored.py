@@ -8,6 +8,7 @@ joined as those of plain ones are, and laid out for the type.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -195,7 +196,7 @@ class StoredTiles:
 
 
 @dataclass(frozen=True)
-class StoredGroups:
+class StoredGroups(ABC):
     """What formats of integers with groups have in common: all but where the bits lie.
 
     Attributes:
@@ -226,11 +227,13 @@ class StoredGroups:
         fields += ["order"] if self.ordered else []
         return _stored(ToGroups(self.bits, group).describe(weight, *fields), self)
 
+    @abstractmethod
     def tensors(self, field: str, outputs: int, inputs: int) -> tuple[Tensor, ...]:
-        raise NotImplementedError
+        """See `Layout`."""
 
+    @abstractmethod
     def decode(self, field: str, outputs: int, *tensors: jax.Array) -> jax.Array:
-        raise NotImplementedError
+        """See `Layout`."""
 
     def arrange(self, field: str, rows: jax.Array) -> jax.Array:
         inputs_first = jnp.moveaxis(rows, -1, 0)

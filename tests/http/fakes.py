@@ -16,7 +16,10 @@ from typing import Any
 import msgspec
 import uvicorn
 from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
+from paged.http.api.answers import AnswerFormat
+from paged.http.app import create_app
 from paged.http.options import ServeOptions
 from paged.http.serve import server_config
 from paged.models.chat_template import ChatTemplateError
@@ -296,6 +299,22 @@ def events(text: str) -> list[dict[str, Any]]:
     *chunks, done = [line for line in text.split("\n\n") if line]
     assert done == "data: [DONE]"
     return [msgspec.json.decode(chunk.removeprefix("data: ")) for chunk in chunks]
+
+
+def named_events(text: str) -> list[dict[str, Any]]:
+    """The events of a stream, each of which must say twice what it is."""
+    found = []
+    for event in text.removesuffix("\n\n").split("\n\n"):
+        name, data = event.split("\n")
+        found.append(msgspec.json.decode(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def client_of(engine: FakeEngine) -> TestClient:
+    """A client of a server that reads reasoning and calls out of the engine's answers."""
+    app = create_app(engine, ["tiny"], answers=AnswerFormat("hermes", "qwen3", auto=True))
+    return TestClient(app, raise_server_exceptions=False)
 
 
 def answer_of(form: StructuredOutputsParams | None) -> Any:

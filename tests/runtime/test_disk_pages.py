@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from paged.runtime.disk_pages import DiskPages, FoundPage
-from paged.runtime.disk_tier import fingerprint
+from paged.runtime.fingerprint import fingerprint
 
 PAGE = (
     jax.ShapeDtypeStruct((2, 4, 3), jnp.bfloat16),
@@ -56,10 +56,15 @@ def check(found: list[FoundPage], *numbers: int) -> None:
             np.testing.assert_array_equal(array, expected)
 
 
+def settle(pages: DiskPages) -> None:
+    """Wait until the writer has done all that it was given."""
+    pages._writer.submit(lambda: None).result()
+
+
 def test_pages_are_read_as_they_were_written(pages: DiskPages) -> None:
     for number in (1, 2):
         pages.write(name_of(number), content_of(number))
-    pages._writer.submit(lambda: None).result()
+    settle(pages)
     assert len(pages) == 2
     check(pages.fetch([name_of(2), name_of(1)]).result(), 2, 1)
     assert pages.num_read == 2
@@ -88,7 +93,7 @@ def test_what_is_cleared_is_gone_with_what_waits_to_be_written(
         pages.write(name_of(number), content_of(number))
     pages.clear()
     pages.write(name_of(4), content_of(4))
-    pages._writer.submit(lambda: None).result()
+    settle(pages)
     assert [number for number in range(1, 5) if name_of(number) in pages] == [4]
     assert [path.stem for path in tmp_path.iterdir()] == [name_of(4).hex()]
 
@@ -155,12 +160,12 @@ def test_a_disk_that_is_full_costs_only_the_page(
         patch.setattr(Path, "write_bytes", full)
         for number in (1, 2, 3):
             pages.write(name_of(number), content_of(number))
-        pages._writer.submit(lambda: None).result()
+        settle(pages)
     [record] = caplog.records
     assert "No space left on device" in record.getMessage()
     assert name_of(1) not in pages
     pages.write(name_of(1), content_of(1))
-    pages._writer.submit(lambda: None).result()
+    settle(pages)
     check(pages.fetch([name_of(1)]).result(), 1)
 
 

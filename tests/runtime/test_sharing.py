@@ -63,8 +63,14 @@ def test_shares_of_more_than_all() -> None:
         ([replace(CHAT, share=None), EMBEDDER], "chat: states neither gpu-memory-utilization"),
         ([CHAT, replace(EMBEDDER, share=None)], "embedder: states no gpu-memory-utilization, and"),
         ([CHAT, replace(EMBEDDER, share=None, pages=GIB)], "embedder: states no gpu-memory"),
-        ([replace(CHAT, share=0.1), EMBEDDER], "chat: its share is smaller than what it is to"),
-        ([replace(CHAT, pages=40 * GIB), EMBEDDER], "chat: its share is smaller than what it is"),
+        (
+            [replace(CHAT, share=0.1), EMBEDDER],
+            "chat: its share is 8.00 GiB, and it is to hold 16.00 GiB",
+        ),
+        (
+            [replace(CHAT, pages=40 * GIB), EMBEDDER],
+            "chat: its share is 48.00 GiB, and it is to hold 56.00 GiB",
+        ),
         (
             [replace(CHAT, share=None, pages=40 * GIB), EMBEDDER],
             "chat: weights, pages and 1.00 GiB for steps each want 57.00 GiB together, and of the "

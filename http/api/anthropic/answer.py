@@ -57,7 +57,7 @@ class Answer:
                     yield events
         yield [*self._blocks.close(), *self._end(output.outputs[0])]
 
-    async def reply(self) -> MessageReply:
+    async def finish(self) -> MessageReply:
         """The whole message."""
         async with aclosing(self.events()) as events:
             async for _ in events:

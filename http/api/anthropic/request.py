@@ -16,6 +16,7 @@ from paged.http.api.anthropic.protocol import (
     Tool,
     ToolChoice,
 )
+from paged.http.api.fields import missing, require
 from paged.http.api.protocol import (
     ChatRequest,
     FunctionCall,
@@ -87,8 +88,9 @@ def _messages(given: Sequence[InputMessage]) -> Iterator[Message]:
             case "system":
                 yield Message(role="system", content=_text(message.content, f"{where}.content"))
             case _:
-                where = f"{where}.role"
-                raise InvalidRequest(f"{where} must be user, assistant or system", where)
+                where, allowed = f"{where}.role", "user, assistant or system"
+                found = message.role[:100]
+                raise InvalidRequest(f"{where} must be {allowed}, got {found!r}", where)
 
 
 def _of_user(content: str | list[InputBlock], where: str) -> Iterator[Message]:
@@ -111,7 +113,7 @@ def _of_user(content: str | list[InputBlock], where: str) -> Iterator[Message]:
 
 def _result(block: InputBlock, where: str) -> Message:
     """Templates know no failed results: that one failed is said in words."""
-    _require(block, where, "tool_use_id")
+    require(block, where, "tool_use_id")
     text = _text(block.content or "", f"{where}.content")
     content = f"Error: {text}" if block.is_error else text
     return Message(role="tool", content=content, tool_call_id=block.tool_use_id)
@@ -124,22 +126,16 @@ def _of_assistant(content: str | list[InputBlock], where: str) -> Message:
     for at, block in enumerate(content):
         match block.type:
             case "thinking":
-                _require(block, f"{where}[{at}]", "thinking")
+                require(block, f"{where}[{at}]", "thinking")
                 thoughts += block.thinking or ""
             case "tool_use":
-                _require(block, f"{where}[{at}]", "id", "name", "input")
+                require(block, f"{where}[{at}]", "id", "name", "input")
                 calls.append(ToolCall(FunctionCall(block.name or "", block.input), block.id))
             case _:
                 texts += _part(block, f"{where}[{at}]")
     return Message(
         role="assistant", content=texts, reasoning=thoughts or None, tool_calls=calls or None
     )
-
-
-def _require(block: InputBlock, where: str, *names: str) -> None:
-    for name in names:
-        if getattr(block, name) is None:
-            raise InvalidRequest(f"{where}.{name}: this field is required", f"{where}.{name}")
 
 
 def _text(content: str | list[InputBlock], where: str) -> str:
@@ -152,7 +148,7 @@ def _part(block: InputBlock, where: str) -> str:
     if block.type != "text":
         found = f"only text is supported here, got {block.type[:100]!r}"
         raise Unsupported(f"{where}.type: {found}", f"{where}.type")
-    _require(block, where, "text")
+    require(block, where, "text")
     return block.text or ""
 
 
@@ -163,8 +159,7 @@ def _tool(tool: Tool, where: str) -> dict[str, Any]:
     if not tool.name:
         raise InvalidRequest(f"{where}.name must be a text that is not empty", f"{where}.name")
     if tool.input_schema is None:
-        where = f"{where}.input_schema"
-        raise InvalidRequest(f"{where}: this field is required", where)
+        raise missing(f"{where}.input_schema")
     description = {"description": tool.description} if tool.description else {}
     function = {"name": tool.name, **description, "parameters": tool.input_schema}
     return {"type": "function", "function": function}
@@ -174,9 +169,12 @@ def _tool_choice(choice: ToolChoice) -> str | dict[str, Any]:
     if choice.type in _CHOICES:
         return _CHOICES[choice.type]
     if choice.type != "tool":
-        raise InvalidRequest("tool_choice.type must be auto, any, tool or none", "tool_choice.type")
+        allowed = "auto, any, tool or none"
+        raise InvalidRequest(
+            f"tool_choice.type must be {allowed}, got {choice.type[:100]!r}", "tool_choice.type"
+        )
     if not choice.name:
-        raise InvalidRequest("tool_choice.name: this field is required", "tool_choice.name")
+        raise missing("tool_choice.name")
     return {"type": "function", "function": {"name": choice.name}}
 
 
@@ -188,8 +186,11 @@ def _shows_thinking(thinking: ThinkingOptions) -> bool:
             f"thinking.type must be {allowed}, got {thinking.type[:100]!r}", "thinking.type"
         )
     if thinking.display not in (None, "summarized", "omitted"):
-        message = "thinking.display must be summarized or omitted"
-        raise InvalidRequest(message, "thinking.display")
+        allowed = "summarized or omitted"
+        raise InvalidRequest(
+            f"thinking.display must be {allowed}, got {thinking.display[:100]!r}",
+            "thinking.display",
+        )
     return thinking.type != "disabled" and thinking.display != "omitted"
 
 
@@ -205,6 +206,5 @@ def _response_format(format: OutputFormat) -> ResponseFormat:
         where = "output_config.format.type"
         raise InvalidRequest(f'{where} must be "json_schema", got {format.type[:100]!r}', where)
     if format.schema is None:
-        where = "output_config.format.schema"
-        raise InvalidRequest(f"{where}: this field is required", where)
+        raise missing("output_config.format.schema")
     return ResponseFormat("json_schema", JsonSchema(schema=format.schema))

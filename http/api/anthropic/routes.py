@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paged.http.api.anthropic.answer import Answer, AnyEvent
+from paged.http.api.anthropic.answer import Answer
 from paged.http.api.anthropic.protocol import (
     MESSAGES_NEUTRAL,
     CountTokensRequest,
@@ -22,7 +21,7 @@ from paged.http.api.disconnect import while_connected
 from paged.http.api.errors import anthropic_error
 from paged.http.api.renamed import renamed
 from paged.http.api.service import Service, models_of, new_id
-from paged.http.api.streaming import Events, event_stream, named_event
+from paged.http.api.streaming import event_stream, named_event, named_events
 
 
 async def create_message(request: Request) -> Response:
@@ -34,8 +33,8 @@ async def create_message(request: Request) -> Response:
         message_id = new_id(request, "msg", body.request_id, joint="_")
         answer = _answer(service, await prepared(service, as_chat(body), message_id))
         if body.stream:
-            return await event_stream(request, _encoded(answer), _last_words)
-        return json_response(await while_connected(request.receive, answer.reply()))
+            return await event_stream(request, named_events(answer.events()), _last_words)
+        return json_response(await while_connected(request.receive, answer.finish()))
 
 
 async def count_tokens(request: Request) -> Response:
@@ -58,16 +57,6 @@ def _answer(service: Service, chat: Prepared) -> Answer:
         job = replace(chat.job, params=replace(params, max_tokens=room))
         chat = replace(chat, job=job)
     return Answer(service, chat, fills=fills)
-
-
-async def _encoded(answer: Answer) -> Events:
-    async with aclosing(answer.events()) as pieces:
-        async for events in pieces:
-            yield b"".join(map(_encode, events))
-
-
-def _encode(event: AnyEvent) -> bytes:
-    return named_event(event.type, event)
 
 
 def _last_words(error: Exception | None) -> bytes:

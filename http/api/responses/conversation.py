@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from paged.http.api.conversation import sent_arguments
+from paged.http.api.fields import missing, require
 from paged.http.api.protocol import FunctionCall, Message, ToolCall
 from paged.http.api.responses.protocol import (
     FunctionCallItem,
@@ -99,7 +100,7 @@ def _message(item: InputItem, where: str) -> Message | None:
         case "function_call":
             return Message(role="assistant", content="", tool_calls=[_call(item, where)])
         case "function_call_output":
-            _require(item, where, "call_id", "output")
+            require(item, where, "call_id", "output")
             text = _text(item.output or "", f"{where}.output")
             return Message(role="tool", content=text, tool_call_id=item.call_id)
     raise Unsupported(
@@ -110,21 +111,18 @@ def _message(item: InputItem, where: str) -> Message | None:
 
 def _said(item: InputItem, where: str) -> Message:
     if item.role not in _ROLES:
-        raise InvalidRequest(f"{where}.role must be one of {', '.join(_ROLES)}", f"{where}.role")
-    _require(item, where, "content")
+        found = "none" if item.role is None else repr(item.role[:100])
+        raise InvalidRequest(
+            f"{where}.role must be one of {', '.join(_ROLES)}, got {found}", f"{where}.role"
+        )
+    require(item, where, "content")
     return Message(role=item.role, content=_text(item.content or "", f"{where}.content"))
 
 
 def _call(item: InputItem, where: str) -> ToolCall:
-    _require(item, where, "call_id", "name", "arguments")
+    require(item, where, "call_id", "name", "arguments")
     arguments = sent_arguments(item.arguments or "{}", f"{where}.arguments")
     return ToolCall(FunctionCall(item.name or "", arguments), item.call_id)
-
-
-def _require(item: InputItem, where: str, *names: str) -> None:
-    for name in names:
-        if getattr(item, name) is None:
-            raise InvalidRequest(f"{where}.{name}: this field is required", f"{where}.{name}")
 
 
 def _text(content: str | list[InputPart], where: str) -> str:
@@ -144,5 +142,5 @@ def _part(part: InputPart, where: str) -> str:
             f"{where}.type",
         )
     if text is None:
-        raise InvalidRequest(f"{where}.text: this field is required", f"{where}.text")
+        raise missing(f"{where}.text")
     return text

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from paged.http.api.fields import missing
 from paged.http.api.protocol import ChatRequest, JsonSchema, Message, ResponseFormat
 from paged.http.api.responses.conversation import messages_of
 from paged.http.api.responses.protocol import (
@@ -108,7 +109,7 @@ def _response_format(format: TextFormat | None) -> ResponseFormat | None:
     if format.type != "json_schema":
         return ResponseFormat(format.type)
     if format.schema is None:
-        raise InvalidRequest("text.format.schema: this field is required", "text.format.schema")
+        raise missing("text.format.schema")
     return ResponseFormat("json_schema", JsonSchema(format.name, schema=format.schema))
 
 

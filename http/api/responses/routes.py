@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 from msgspec import structs
 from starlette.endpoints import HTTPEndpoint
@@ -24,14 +24,13 @@ from paged.http.api.responses.protocol import (
     DeletedResponse,
     InputItem,
     Response,
-    ResponseEvent,
     ResponsesRequest,
 )
 from paged.http.api.responses.request import NAMES, as_chat
 from paged.http.api.responses.store import ResponseStore, Stored
 from paged.http.api.responses.truncation import fitting
 from paged.http.api.service import Models, models_of, new_id
-from paged.http.api.streaming import Events, event_stream, named_event
+from paged.http.api.streaming import event_stream, named_event, named_events
 from paged.runtime.errors import EngineDead, InvalidRequest, Unsupported
 
 logger = logging.getLogger(__name__)
@@ -48,9 +47,8 @@ async def create_response(request: Request) -> HttpResponse:
         if body.background:
             return json_response(_in_background(answer, models.kept_responses("background")))
         if body.stream:
-            return await event_stream(
-                request, _encoded(answer), lambda error: _last_words(answer, error)
-            )
+            events = named_events(answer.events())
+            return await event_stream(request, events, partial(_last_words, answer))
         return json_response(await while_connected(request.receive, answer.finish()))
 
 
@@ -111,17 +109,10 @@ def _earlier(models: Models, response_id: str | None) -> tuple[InputItem, ...]:
     return stored.items
 
 
-async def _encoded(answer: Answer) -> Events:
-    async with aclosing(answer.events()) as pieces:
-        async for events in pieces:
-            yield b"".join(map(_encode, events))
-
-
 def _last_words(answer: Answer, error: Exception | None) -> bytes:
-    return _encode(answer.fail(error)) if error else b""
-
-
-def _encode(event: ResponseEvent) -> bytes:
+    if error is None:
+        return b""
+    event = answer.fail(error)
     return named_event(event.type, event)
 
 

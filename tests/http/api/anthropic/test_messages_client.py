@@ -96,10 +96,14 @@ def test_the_clients_own_accumulator(sdk: Anthropic, engine: FakeEngine) -> None
 
 def test_events(sdk: Anthropic, engine: FakeEngine) -> None:
     engine.answer = f"<think>Hm.</think>Let me see.{CALL}"
-    for event in sdk.messages.create(
-        model="tiny", max_tokens=1000, messages=QUESTION, tools=[TOOL], stream=True
-    ):
+    events = list(
+        sdk.messages.create(
+            model="tiny", max_tokens=1000, messages=QUESTION, tools=[TOOL], stream=True
+        )
+    )
+    for event in events:
         check(event)
+    assert events[-1].type == "message_stop"
 
 
 def test_parsed_answers(sdk: Anthropic, engine: FakeEngine) -> None:

@@ -5,10 +5,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from paged.http.api.answers import AnswerFormat
 from paged.http.api.anthropic.protocol import MESSAGES_NEUTRAL
-from paged.http.app import create_app
-from tests.http.fakes import FakeEngine
+from tests.http.fakes import FakeEngine, client_of
 
 TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
 
@@ -20,8 +18,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def client(engine: FakeEngine) -> TestClient:
-    app = create_app(engine, ["tiny"], answers=AnswerFormat("hermes", "qwen3", auto=True))
-    return TestClient(app, raise_server_exceptions=False)
+    return client_of(engine)
 
 
 def body(**fields: Any) -> dict[str, Any]:

@@ -2,13 +2,10 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from paged.http.api.answers import AnswerFormat
-from paged.http.app import create_app
-from tests.http.fakes import FakeEngine
+from tests.http.fakes import FakeEngine, client_of, named_events
 
 TOOL = {"name": "weather", "input_schema": {"type": "object"}}
 CALL = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
@@ -21,23 +18,17 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def client(engine: FakeEngine) -> TestClient:
-    app = create_app(engine, ["tiny"], answers=AnswerFormat("hermes", "qwen3", auto=True))
-    return TestClient(app, raise_server_exceptions=False)
+    return client_of(engine)
 
 
 def stream(client: TestClient, **body: Any) -> list[dict[str, Any]]:
-    """The events, each of which must say twice what it is."""
+    """The events."""
     messages = [{"role": "user", "content": "Hi"}]
     body = {"messages": messages, "max_tokens": 1000, "stream": True} | body
     reply = client.post("/v1/messages", json=body)
     assert reply.status_code == 200, reply.text
     assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
-    events = []
-    for text in reply.text.removesuffix("\n\n").split("\n\n"):
-        name, data = text.split("\n")
-        events.append(msgspec.json.decode(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
-    return events
+    return named_events(reply.text)
 
 
 def test_text(client: TestClient, engine: FakeEngine) -> None:

@@ -123,8 +123,10 @@ def test_the_clients_own_accumulator(sdk: OpenAI, engine: FakeEngine) -> None:
 
 def test_events(sdk: OpenAI, engine: FakeEngine) -> None:
     engine.answer = f"<think>Hm.</think>Let me see.{CALL}"
-    for event in sdk.responses.create(model="tiny", input="Hi", tools=[TOOL], stream=True):
+    events = list(sdk.responses.create(model="tiny", input="Hi", tools=[TOOL], stream=True))
+    for event in events:
         check(event)
+    assert events[-1].type == "response.completed"
 
 
 def test_log_probabilities(sdk: OpenAI, engine: FakeEngine) -> None:

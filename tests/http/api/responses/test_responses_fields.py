@@ -5,11 +5,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from paged.http.api.answers import AnswerFormat
 from paged.http.api.responses.conversation import messages_of
 from paged.http.api.responses.protocol import RESPONSES_NEUTRAL, InputItem
-from paged.http.app import create_app
-from tests.http.fakes import FakeEngine, answer_of
+from tests.http.fakes import FakeEngine, answer_of, client_of
 
 TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}}
 
@@ -21,8 +19,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def client(engine: FakeEngine) -> TestClient:
-    app = create_app(engine, ["tiny"], answers=AnswerFormat("hermes", "qwen3", auto=True))
-    return TestClient(app, raise_server_exceptions=False)
+    return client_of(engine)
 
 
 def ask(client: TestClient, **body: Any) -> dict[str, Any]:

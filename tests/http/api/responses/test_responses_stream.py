@@ -2,13 +2,10 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from paged.http.api.answers import AnswerFormat
-from paged.http.app import create_app
-from tests.http.fakes import FakeEngine
+from tests.http.fakes import FakeEngine, client_of, named_events
 
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 CALL = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
@@ -21,20 +18,15 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def client(engine: FakeEngine) -> TestClient:
-    app = create_app(engine, ["tiny"], answers=AnswerFormat("hermes", "qwen3", auto=True))
-    return TestClient(app, raise_server_exceptions=False)
+    return client_of(engine)
 
 
 def stream(client: TestClient, **body: Any) -> list[dict[str, Any]]:
-    """The events, each of which must say twice what it is, and that in their order."""
+    """The events, which must be numbered in their order."""
     reply = client.post("/v1/responses", json={"input": "Hi", "stream": True} | body)
     assert reply.status_code == 200, reply.text
     assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
-    events = []
-    for text in reply.text.removesuffix("\n\n").split("\n\n"):
-        name, data = text.split("\n")
-        events.append(msgspec.json.decode(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
+    events = named_events(reply.text)
     assert [event["sequence_number"] for event in events] == [*range(len(events))]
     return events
 

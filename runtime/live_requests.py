@@ -1,0 +1,90 @@
+"""What the engine core knows of requests that have not ended."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from paged.runtime.disk_pages import Fetched
+from paged.runtime.guides import Compiled, Guide
+from paged.runtime.messages import Candidates, EngineRequest, SequenceOutput
+from paged.runtime.sequence import Sequence, SequenceLimits
+
+
+@dataclass(eq=False)
+class LiveRequest:
+    """A live request and its sequences that have not ended.
+
+    Attributes:
+        prompt_scores: log-probabilities of prompt positions 1 onwards, as far as computed; None
+            if not asked for or already handed out.
+    """
+
+    request: EngineRequest
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    first_scheduled: float | None = None
+    prompt_scores: list[Candidates] | None = None
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose sequence it is: its request, its index there, and its own 64-bit seed.
+
+    Attributes:
+        says_more: whether its news hold more than tokens.
+        guide: what says which tokens may come next; None if it is free.
+    """
+
+    live: LiveRequest
+    index: int
+    seed: int
+    says_more: bool
+    guide: Guide | None
+
+
+class Preparing(NamedTuple):
+    """A request that is not queued yet.
+
+    Attributes:
+        compiled: its grammar, if it has one.
+        fetched: pages of its prompt, if some are being read from disk.
+    """
+
+    live: LiveRequest
+    compiled: Compiled | None
+    fetched: Fetched | None
+
+    @property
+    def missing(self) -> list[Future[Any]]:
+        """What it waits for."""
+        parts = (self.compiled, self.fetched)
+        return [part for part in parts if part is not None and not part.done()]
+
+
+def limits_of(request: EngineRequest, eos: frozenset[int]) -> SequenceLimits:
+    """When a request's sequences end.
+
+    Where a grammar can but end, it does, whatever else was asked for.
+
+    Args:
+        eos: ids of the tokens that end the model's texts.
+    """
+    params, guided = request.params, bool(request.grammar)
+    assert params.max_tokens is not None, "the front sets max_tokens"
+    stops = frozenset(params.stop_token_ids or ())
+    heeded = frozenset() if params.ignore_eos and not guided else eos
+    min_tokens = 0 if guided else params.min_tokens
+    return SequenceLimits(params.max_tokens, min_tokens, stops | heeded, heeded - stops)
+
+
+def ending(live: LiveRequest, index: int, reason: str, error: str | None = None) -> SequenceOutput:
+    """The last news of a sequence, without a token."""
+    return SequenceOutput(
+        request_id=live.request.request_id,
+        index=index,
+        token_ids=[],
+        finish_reason=reason,
+        error=error,
+        first_scheduled_time=live.first_scheduled,
+    )
