@@ -42,7 +42,9 @@ _HINTS = {
     "--convert": "did you mean --runner?",
     "--enable-log-outputs": "what was asked and answered is never logged; drop it",
     "--enable-long-tail-optimization": "there is no such thing; see --long-prefill-token-threshold",
+    "--enable-lora": "there are no LoRA adapters yet",
     "--enforce-eager": "every step is compiled ahead; drop it",
+    "--limit-mm-per-prompt": "there are no multimodal models yet: prompts are text; drop it",
     "--max-batch-size": "did you mean --max-num-seqs?",
     "--max-batch-total-tokens": "did you mean --max-num-batched-tokens?",
     "--max-log-len": "what was asked and answered is never logged; drop it",
@@ -50,8 +52,11 @@ _HINTS = {
     "--models": "list them in a --config file, under `models`",
     "--num-gpu-blocks-util": "did you mean --gpu-memory-utilization?",
     "--pooler-config": "how vectors are made is read from the model's modules.json; drop it",
+    "--pipeline-parallel-size": "a server has one GPU; drop it",
+    "--speculative-config": "there is no speculative decoding yet; drop it",
     "--task": "did you mean --runner?",
-    "--tensor-parallel-size": "not supported yet: one GPU per server",
+    "--lora-modules": "there are no LoRA adapters yet",
+    "--tensor-parallel-size": "a server has one GPU; drop it",
     "--trust-remote-code": "a model's own code is never run; drop it",
 }
 _FLAG = re.compile(r"--[a-z][\w-]*")

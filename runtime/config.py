@@ -8,7 +8,7 @@ from dataclasses import Field, dataclass, fields
 from typing import Any, Literal
 
 from paged.runtime.errors import ConfigError
-from paged.runtime.flags import option, size_or_auto
+from paged.runtime.flags import option, quantization, size_or_auto
 
 PAGE_SIZES = (8, 16, 32, 64, 128)
 MAX_LOGPROBS = 20
@@ -47,6 +47,8 @@ class EngineConfig:
         "experts of mixtures stay as they are, as the start's log tells. Checkpoints that are "
         "quantized already need no flag.",
         also=("-q",),
+        type=quantization,
+        choices=("fp8", "int8", "int4"),
     )
     quantization_exclude: tuple[str, ...] = option(
         QUANTIZATION_EXCLUDE,

@@ -16,6 +16,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _SUFFIXES = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
+_STORED = ("awq", "awq_marlin", "compressed-tensors", "gptq", "gptq_marlin")
 _SIZE = re.compile(r"(?P<number>-?\d+(?:\.\d+)?)(?P<suffix>[kKmMgG]?)")
 
 
@@ -87,6 +88,15 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"must be a JSON object, got {text[:100]!r}")
     return value
+
+
+def quantization(text: str) -> str:
+    """A way to quantize weights as they are loaded, which is not how a checkpoint is stored."""
+    if text in _STORED:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is how checkpoints are stored, which their config.json says; drop the flag"
+        )
+    return text
 
 
 def port(text: str) -> int:

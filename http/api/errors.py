@@ -126,5 +126,18 @@ async def handle_error(request: Request, error: Exception) -> Response:
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
     if isinstance(error, EngineDead | GenerationFailed):
         logger.error("%s %s: %s", request.method, request.url.path, error)
-    headers = error.headers if isinstance(error, HTTPException) else None
-    return error_response(error, path_of(request.scope), headers)
+    path, headers = path_of(request.scope), None
+    if isinstance(error, HTTPException):
+        error, headers = _of_route(error, request.method, path), error.headers
+    return error_response(error, path, headers)
+
+
+def _of_route(error: HTTPException, method: str, path: str) -> HTTPException:
+    """The router's error, saying what there is instead."""
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        message = f"There is no route {path}; OpenAI's begin with /v1, and /docs lists all"
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        message = f"{path} takes {(error.headers or {}).get('Allow')}, not {method}"
+    else:
+        return error
+    return HTTPException(error.status_code, message, error.headers)

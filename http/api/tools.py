@@ -65,7 +65,8 @@ def read_tools(body: ChatRequest, *, automatic: bool) -> ToolUse:
     if choice == "auto" and not automatic:
         raise InvalidRequest(
             '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be '
-            'set when the server is started; this one can only take tool_choice "none"',
+            'set when the server is started; without them tool_choice must be "none", "required" '
+            "or a function",
             "tool_choice",
         )
     return ToolUse(choice, tools, body.parallel_tool_calls is not False)

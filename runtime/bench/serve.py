@@ -198,13 +198,13 @@ def _as_text(request: BenchRequest, tokenizer: Tokenizer | None) -> BenchRequest
 
 async def _await_model(http: HttpClient, url: str, server: ServerOptions) -> str:
     """The server's first model, once it can be reached."""
-    give_up = time.monotonic() + server.ready_check_timeout_sec
+    patience = _Patience(server.ready_check_timeout_sec)
     while True:
         try:
             async with asyncio.timeout(_MODELS_TIMEOUT):
                 return await first_model(http)
         except OSError as error:
-            await _wait_until(give_up, _unreachable(url, error))
+            await patience.wait(_unreachable(url, error))
 
 
 def _unreachable(url: str, error: OSError) -> str:
@@ -212,26 +212,38 @@ def _unreachable(url: str, error: OSError) -> str:
 
 
 async def _await_answer(
-    client: OpenAIClient, url: str, request: BenchRequest, patience: float
+    client: OpenAIClient, url: str, request: BenchRequest, seconds: float
 ) -> None:
     """Return once a request is answered; a request that is refused is not tried again."""
-    if patience <= 0:
+    if seconds <= 0:
         return
-    give_up = time.monotonic() + patience
-    client = replace(client, timeout=min(client.timeout, patience))
+    patience = _Patience(seconds)
+    client = replace(client, timeout=min(client.timeout, seconds))
     while True:
         record = await client.stream(reversed_prompt(request))
         if record.error is None:
             return
         if record.error.startswith("HTTP 4"):
             raise ConfigError(f"The server refuses the first request: {record.error}")
-        await _wait_until(give_up, f"{url} does not answer the first request: {record.error}")
+        await patience.wait(f"{url} does not answer the first request: {record.error}")
 
 
-async def _wait_until(give_up: float, trouble: str) -> None:
-    if time.monotonic() + _SECONDS_BETWEEN_TRIES > give_up:
-        raise ConfigError(trouble)
-    await asyncio.sleep(_SECONDS_BETWEEN_TRIES)
+class _Patience:
+    """Waits between the tries to reach a server, and tells once what for."""
+
+    def __init__(self, seconds: float) -> None:
+        self._give_up = time.monotonic() + seconds
+        self._told = False
+
+    async def wait(self, trouble: str) -> None:
+        """Raises ConfigError, which says `trouble`, when the time is up."""
+        left = self._give_up - time.monotonic()
+        if left < _SECONDS_BETWEEN_TRIES:
+            raise ConfigError(trouble)
+        if not self._told:
+            print(f"{trouble}. Trying for {left:.0f} seconds.", file=sys.stderr, flush=True)
+            self._told = True
+        await asyncio.sleep(_SECONDS_BETWEEN_TRIES)
 
 
 async def _warm_up(client: OpenAIClient, requests: list[BenchRequest], load: LoadOptions) -> None:

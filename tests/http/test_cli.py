@@ -149,6 +149,9 @@ def test_flags_with_several_values() -> None:
         (["serve", "--port", "99999"], "argument --port: must be between 0 and 65535, got '99999'"),
         (["bench", "serve", "--port=-1"], "argument --port: must be between 0 and 65535, got '-1'"),
         (["serve", "--dtype", "int3"], "argument --dtype: invalid choice: 'int3'"),
+        (["serve", "-q", "awq"], "'awq' is how checkpoints are stored, which their config.json"),
+        (["serve", "-q", "int3"], "argument --quantization/-q: invalid choice: 'int3'"),
+        (["serve", "--enable-lora"], "unknown flag --enable-lora: there are no LoRA adapters yet"),
         (["serve", "--config"], "argument --config: expected one argument"),
         (["sevre"], "argument COMMAND: invalid choice: 'sevre'"),
         (["bench", "serve", "--num-prompt", "3"], "did you mean --num-prompts?"),
@@ -159,7 +162,7 @@ def test_a_mistake_gives_one_line(capsys: Capture, argv: list[str], line: str) -
 
 
 def test_flags_of_other_engines_are_explained(capsys: Capture) -> None:
-    assert "one GPU per server" in complaint(capsys, "serve", "--tensor-parallel-size", "2")
+    assert "a server has one GPU" in complaint(capsys, "serve", "--tensor-parallel-size", "2")
 
 
 def test_swap_space_is_another_name_for_the_offloading_size() -> None:

@@ -238,9 +238,12 @@ def test_models_have_names(client: TestClient) -> None:
 
 
 def test_unknown_routes_and_verbs(client: TestClient) -> None:
-    assert error_of(client.get("/v2/everything"))["code"] == 404
+    error = error_of(client.post("/chat/completions"))
+    assert (error["code"], error["type"]) == (404, "Not Found")
+    assert error["message"].startswith("There is no route /chat/completions; OpenAI's begin with")
     reply = client.get(COMPLETIONS)
-    assert error_of(reply)["code"] == 405
+    error = error_of(reply)
+    assert (error["code"], error["message"]) == (405, f"{COMPLETIONS} takes POST, not GET")
     assert reply.headers["allow"] == "POST"
 
 
