@@ -5,10 +5,10 @@ the keywords of `LLM(...)` all come from `EngineConfig`'s fields.
 from __future__ import annotations
 
 from dataclasses import Field, dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from paged.runtime.errors import ConfigError
-from paged.runtime.flags import option, quantization, size_or_auto
+from paged.runtime.flags import choices_of, option, quantization, size_or_auto
 
 PAGE_SIZES = (8, 16, 32, 64, 128)
 MAX_LOGPROBS = 20
@@ -37,7 +37,7 @@ class EngineConfig:
     load_format: Literal["auto", "dummy"] = option(
         "auto", "Where weights come from: 'auto' the files, 'dummy' random from config.json alone."
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+    dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half"] = option(
         "auto", "Element type of weights and activations; auto is the checkpoint's, float32 on CPU."
     )
     quantization: Literal["fp8", "int8", "int4"] | None = option(
@@ -130,6 +130,7 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
+        self._check_choices()
         self._check_offloading()
         if self.model == "":
             raise ConfigError("--model must not be empty: leave it out for the embedded model")
@@ -168,6 +169,16 @@ class EngineConfig:
                 "--long-prefill-token-threshold must be at least 0, "
                 f"got {self.long_prefill_token_threshold}"
             )
+
+    def _check_choices(self) -> None:
+        """What the command line refuses by itself is refused for `LLM(...)`, too."""
+        for name, hint in get_type_hints(type(self)).items():
+            choices = choices_of(hint)
+            if choices and (value := getattr(self, name)) not in choices:
+                allowed = ", ".join(map(str, choices))
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} must be one of {allowed}, got {value!r}"
+                )
 
     def _check_offloading(self) -> None:
         if not 0 <= self.kv_offloading_size < float("inf"):

@@ -47,6 +47,13 @@ def add_flags(parser: argparse.ArgumentParser, config: type[Any], title: str) ->
         action.help = _help(each)
 
 
+def choices_of(hint: Any) -> tuple[Any, ...]:
+    """The values that a field's type lists, None among them where it may be left out."""
+    others = (None,) if NoneType in get_args(hint) else ()
+    kind = _without_none(hint)
+    return (*get_args(kind), *others) if get_origin(kind) is Literal else ()
+
+
 def keywords(each: Field[Any]) -> tuple[str, ...]:
     """The names of a field in Python: its own, and its flag's other spellings."""
     others = (spelling.lstrip("-").replace("-", "_") for spelling in each.metadata["also"])

@@ -241,7 +241,7 @@ class _Patience:
         if left < _SECONDS_BETWEEN_TRIES:
             raise ConfigError(trouble)
         if not self._told:
-            print(f"{trouble}. Trying for {left:.0f} seconds.", file=sys.stderr, flush=True)
+            sys.stderr.write(f"{trouble}. Trying for {left:.0f} seconds.\n")
             self._told = True
         await asyncio.sleep(_SECONDS_BETWEEN_TRIES)
 

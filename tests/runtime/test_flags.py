@@ -1,10 +1,12 @@
 """Values of flags, as they are typed."""
 
 from argparse import ArgumentParser, ArgumentTypeError
+from typing import Any
 
 import pytest
 
 from paged.runtime.config import EngineConfig
+from paged.runtime.errors import ConfigError
 from paged.runtime.flags import add_flags, read_flags, size
 
 
@@ -39,3 +41,16 @@ def test_a_flag_may_have_another_spelling() -> None:
     for spelling in ("--kv-cache-memory", "--kv-cache-memory-bytes"):
         args = parser.parse_args([spelling, "2K"])
         assert read_flags(EngineConfig, args).kv_cache_memory_bytes == 2048
+
+
+@pytest.mark.parametrize(
+    "given", [{"quantization": "awq"}, {"load_format": "x"}, {"dtype": "int3"}]
+)
+def test_python_may_not_choose_what_the_command_line_may_not(given: dict[str, Any]) -> None:
+    [(name, value)] = given.items()
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} must be one of .*{value}"):
+        EngineConfig(**given)
+
+
+def test_element_types_have_their_other_names() -> None:
+    assert EngineConfig(dtype="half").dtype == "half"
