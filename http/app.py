@@ -42,6 +42,7 @@ from paged.http.api.service import (
 )
 from paged.http.api.tokens import detokenize, tokenize, tokenizer_info
 from paged.http.auth import RequireKey
+from paged.http.bugs import AnswerBugs
 from paged.http.engine import Engine
 from paged.http.metrics import Metrics, registry_of
 from paged.http.options import ServeOptions
@@ -173,6 +174,7 @@ def create_server(
     ]
     if api_keys:
         middleware.append(Middleware(RequireKey, keys=api_keys))
+    middleware.append(Middleware(AnswerBugs))
     app = Starlette(
         routes=_routes(services, tells_tokenizer=tells_tokenizer),
         middleware=middleware,
@@ -239,7 +241,6 @@ async def refuse_pooling(request: Request) -> Response:
     raise no_vectors(models_of(request).named(None))
 
 
-# The last one answers too, but a bug still reaches the server's log with its trace.
 _HANDLED = (
     ApiError,
     InvalidRequest,
@@ -247,7 +248,6 @@ _HANDLED = (
     GenerationFailed,
     HTTPException,
     ClientDisconnect,
-    Exception,
 )
 _ROUTES = [
     Route("/health", health),

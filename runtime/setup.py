@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import jax
@@ -103,6 +104,7 @@ def prepare(
     Raises:
         ConfigError: the flags do not go together or do not fit the device. Nothing is loaded then.
     """
+    _check_page_folder(config.kv_offloading_dir)
     use_compile_cache(config.compile_cache_dir)
     device = claim_device(config)
     with Compiler(processes_for(device)) as compiler:
@@ -128,6 +130,23 @@ def prepare(
     return runner, scheduling, memory
 
 
+def _check_page_folder(folder: str | None) -> None:
+    """Minutes later is late to hear that pages cannot be kept there. Raises ConfigError."""
+    if folder is None:
+        return
+    try:
+        path = Path(folder).expanduser()
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with NamedTemporaryFile(dir=path):
+            pass
+    except (OSError, RuntimeError) as error:  # the latter of a user who has no home
+        raise _unusable(error) from error
+
+
+def _unusable(error: Exception) -> ConfigError:
+    return ConfigError(f"--kv-offloading-dir cannot be used: {error}")
+
+
 def open_disk_tier(
     config: EngineConfig, runner: StepRunner, pool: PagePool, scheduling: SchedulerConfig
 ) -> DiskTier | None:
@@ -145,7 +164,7 @@ def open_disk_tier(
     try:
         files = DiskPages(folder, size, page)
     except OSError as error:
-        raise ConfigError(f"--kv-offloading-dir cannot be used: {error}") from error
+        raise _unusable(error) from error
     logger.info(
         "%d pages in %s, which reads %.2f GB/s",
         *(len(files), folder, runner.shapes.cache.bytes_per_page / files.seconds_per_page / 1e9),

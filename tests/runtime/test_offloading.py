@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from paged.models.loading import ModelSource, resolve_model
 from paged.runtime.config import EngineConfig
 from paged.runtime.core import EngineCore
+from paged.runtime.disk_pages import DiskPages
 from paged.runtime.errors import ConfigError
 from paged.runtime.load_costs import FREE, LoadCosts
 from paged.runtime.messages import EngineRequest, SequenceOutput
@@ -290,11 +291,21 @@ def test_more_than_the_machine_has_is_refused(source: ModelSource) -> None:
 
 
 def test_a_folder_that_cannot_be_used_is_refused(
-    source: ModelSource, compile_cache: str, tmp_path: Path
+    source: ModelSource, compile_cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def full(pages: DiskPages) -> float:
+        raise OSError(28, "No space left on device")
+
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="--kv-offloading-dir cannot be used: "):
-        open_with_disk(source, compile_cache, tmp_path / "file")
+    refused = pytest.raises(ConfigError, match="--kv-offloading-dir cannot be used: ")
+    with monkeypatch.context() as patch:
+        patch.delattr(ModelSource, "load")  # it is not come to
+        for folder in (tmp_path / "file", tmp_path / "file" / "inside", Path("~no such user/a")):
+            with refused:
+                open_with_disk(source, compile_cache, folder)
+    monkeypatch.setattr(DiskPages, "_measure", full)
+    with refused:
+        open_with_disk(source, compile_cache, tmp_path / "folder")
 
 
 @pytest.mark.parametrize(

@@ -263,12 +263,22 @@ def test_an_answer_that_ends_in_an_error_is_no_answer(
     assert events(reply.text)[-1]["error"] == error
 
 
+_MESSAGES = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+
+
 def test_our_own_mistakes_are_not_explained(
     client: TestClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine.tokenizer, "encode", lambda *_, **__: 1 / 0)
-    error = error_of(client.post(COMPLETIONS, json={"prompt": "a"}))
-    assert (error["code"], error["message"]) == (500, "Internal server error")
+    headers = {"Origin": "https://other.example", "X-Request-Id": "mine"}
+    for path, said in ((COMPLETIONS, {"prompt": "a"}), ("/v1/messages", _MESSAGES)):
+        reply = client.post(path, json=said, headers=headers)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["message"]) == (500, "Internal server error")
+        assert reply.headers["x-request-id"] == "mine"
+        assert reply.headers["access-control-allow-origin"] == "*"
+    with pytest.raises(ZeroDivisionError):  # which the log shows
+        TestClient(client.app).post(COMPLETIONS, json={"prompt": "a"})
 
 
 def test_ids_end_in_the_clients(client: TestClient, engine: FakeEngine) -> None:
