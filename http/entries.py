@@ -70,14 +70,14 @@ def _read_entry(args: argparse.Namespace) -> Entry:
         args = argparse.Namespace(**vars(args) | {"gpu_memory_utilization": default})
     config = read_flags(EngineConfig, args)
     return Entry(
-        config,
-        options.served_model_name or (config.model or DEMO_MODEL_NAME,),
-        _chat_template(options),
-        options.trust_request_chat_template,
-        _answer_format(options),
-        _defaults(options),
-        options.response_role,
-        share,
+        config=config,
+        names=options.served_model_name or (config.model or DEMO_MODEL_NAME,),
+        chat_template=_chat_template(options),
+        trust_request_chat_template=options.trust_request_chat_template,
+        answers=_answer_format(options),
+        defaults=_defaults(options),
+        role=options.response_role,
+        share=share,
     )
 
 

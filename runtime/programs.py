@@ -43,7 +43,7 @@ class Programs:
         self, shapes: StepShapes, params: Any, compiler: Compiler, *, show_progress: bool
     ) -> None:
         """Compile everything; tell how it gets on if asked to."""
-        jobs = _jobs(shapes, abstract(params))
+        jobs = all_jobs(shapes, abstract(params))
         self._compiled = compiler.programs(_fixed(shapes), jobs, show_progress=show_progress)
 
     def __getitem__(self, key: Key) -> Compiled:
@@ -56,7 +56,7 @@ def step_memory(shapes: StepShapes, params: Any, compiler: Compiler) -> int:
     That of the largest programs, which is the same however many pages there will be. Programs that
     take no pages are begun: they would be waited for later.
     """
-    jobs = dict(_jobs(shapes, abstract(params)))
+    jobs = dict(all_jobs(shapes, abstract(params)))
     rows = shapes.buckets.max_num_seqs
     largest = (
         ("forward", Bucket(rows, rows, True)),
@@ -89,15 +89,24 @@ def _fixed(shapes: StepShapes) -> Any:
     return shapes.model, shapes.buckets, shapes.max_model_len, shapes.backend, shapes.tilings
 
 
-def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
-    """Every program, the slowest to compile first.
-
-    Those are the smallest steps on a GPU, where XLA tries many ways for each product, and then the
-    largest.
-    """
+def all_jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
+    """Every program, the slowest to compile first."""
     cache = PagedKVCache.shapes(shapes.cache)
     slots = jax.eval_shape(shapes.slot_state)
     state = jax.eval_shape(shapes.sampler_state)
+    yield from _step_jobs(shapes, params, cache, slots, state)
+    yield from _page_jobs(shapes, cache)
+    yield from _slot_jobs(shapes, slots, state)
+
+
+def _step_jobs(
+    shapes: StepShapes, params: Any, cache: PagedKVCache, slots: Any, state: Any
+) -> Iterator[tuple[Key, Job]]:
+    """What computes, scores and samples tokens.
+
+    The slowest are the smallest steps on a GPU, where XLA tries many ways for each product, and
+    then the largest.
+    """
 
     def forward_job(bucket: Bucket) -> Job:
         step = partial(forward, shapes=shapes, bucket=bucket)
@@ -118,11 +127,19 @@ def _jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
             args = (params.without_layers, slots, kept, out.last_hidden, out.sampling)
             sampler = partial(sample, shapes=shapes, num_rows=rows, mode=mode)
             yield ("sample", rows, mode), Job(sampler, args, (1, 2))
+
+
+def _page_jobs(shapes: StepShapes, cache: PagedKVCache) -> Iterator[tuple[Key, Job]]:
+    """What moves pages."""
     yield ("copy_pages",), Job(copy_pages, (cache, _int32(COPY_ROOM), _int32(COPY_ROOM)), (0,))
     for size in MOVE_SIZES if shapes.num_host_pages else ():
         contents = jax.eval_shape(read_pages, cache, _int32(size))
         yield ("read_pages", size), Job(read_pages, (cache, _int32(size)))
         yield ("write_pages", size), Job(write_pages, (cache, _int32(size), contents), (0,))
+
+
+def _slot_jobs(shapes: StepShapes, slots: Any, state: Any) -> Iterator[tuple[Key, Job]]:
+    """What tells slots of their sequences."""
     yield ("update_tables",), Job(update_tables, (slots, _int32(UPDATE_ROOM, 3)), (0,))
     number, flag = _int32(), jax.ShapeDtypeStruct((), jnp.bool_)
     history = (state, number, _int32(HISTORY_ROOM), number, flag)

@@ -20,7 +20,7 @@ from paged.models.registry import get_family, model_config
 from paged.models.weights import for_device, param_shapes
 from paged.runtime.buckets import Buckets
 from paged.runtime.lowering import Job, Lowering, Target, export_job, processes_for
-from paged.runtime.programs import _jobs, abstract
+from paged.runtime.programs import abstract, all_jobs
 from paged.runtime.steps import StepShapes
 
 VECTOR = jax.ShapeDtypeStruct((3,), jnp.float32)
@@ -39,7 +39,7 @@ def test_a_step_is_the_same_wherever_it_is_lowered(
     shapes = step_shapes(jnp.dtype(jnp.float32), "xla")
     params = random_params(shapes.family.specs(shapes.model), jnp.dtype(jnp.float32))
     with closing(Lowering()) as here:
-        jobs = {key[0]: job for key, job in _jobs(shapes, abstract(params))}  # one of each kind
+        jobs = {key[0]: job for key, job in all_jobs(shapes, abstract(params))}  # one of each kind
         del jobs["sample"]  # which alone takes the compiler longer than all others
         for kind, job in jobs.items():
             one, other = (lowering((kind,), job).compile() for lowering in (here, elsewhere))
@@ -68,7 +68,7 @@ def test_steps_for_a_gpu_are_lowered_where_there_is_none(kind: str, backend: str
             platform="gpu", compute_capability="9.0", device_kind=gpu.device_kind
         )
         params = for_device(params, hopper)
-    jobs = {key[0]: job for key, job in _jobs(shapes, params)}
+    jobs = {key[0]: job for key, job in all_jobs(shapes, params)}
     for kind in ("forward", "sample"):
         exported = export.deserialize(bytearray(export_job(jobs[kind], Target("cuda", mesh))[0]))
         assert exported.platforms == ("cuda",)
