@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ class Server:
         self.ready = process.stdout.readline()
         [self.url] = re.findall(pattern, self.ready.strip())
 
-    def stream(self) -> Iterator[str]:
+    def stream(self, max_tokens: int = 50) -> Generator[str]:
         """Lines of an answer, as they come."""
-        body: dict[str, Any] = {"prompt": "a", "max_tokens": 50, "stream": True}
+        body: dict[str, Any] = {"prompt": "a", "max_tokens": max_tokens, "stream": True}
         with httpx2.stream("POST", f"{self.url}/completions", json=body, timeout=10) as reply:
             yield from filter(None, reply.iter_lines())
 

@@ -10,7 +10,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def server(model: Path, *flags: str, num_engines: int = 1) -> Iterator[tuple[Server, list[int]]]:
+def server(
+    model: Path, *flags: str, num_engines: int = 1, step_time: float = 0.02
+) -> Iterator[tuple[Server, list[int]]]:
     """The server, and all processes that the first one has started."""
     of_model = [] if model.suffix else [str(model)]  # else a file lists them
-    argv = ("step_time=0.02", "", *of_model, "--load-format=dummy", *flags)
+    argv = (f"step_time={step_time}", "", *of_model, "--load-format=dummy", *flags)
     with started(PROGRAM, *argv, pattern=r"https?://\S+/v1") as running:
         children = psutil.Process(running.process.pid).children()
         assert len(children) == COUNT - 1 + num_engines
@@ -110,14 +112,13 @@ def test_load_is_of_all(model: Path) -> None:
     def load() -> int:
         return httpx2.get(f"{root}/load").json()["server_load"]
 
-    with server(model) as (running, _):
+    with server(model, step_time=0.2) as (running, _):
         root = running.url.removesuffix("/v1")
-        streams = [running.stream() for _ in range(4)]
-        for lines in streams:
-            next(lines)
-        assert {load() for _ in range(6)} == {4}
-        for lines in streams:
-            assert [*lines][-1] == "data: [DONE]"
+        with ExitStack() as streams:
+            for _ in range(4):
+                lines = streams.enter_context(closing(running.stream(max_tokens=90)))
+                next(lines)
+            assert {load() for _ in range(6)} == {4}
         wait_until(lambda: load() == 0)
 
 

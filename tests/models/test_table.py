@@ -20,8 +20,10 @@ MIXTRAL = ("llama", ["MixtralForCausalLM"])
 
 
 def table() -> list[list[list[str]]]:
-    """For each row and column of the table, what it names as code."""
-    rows = [line.split("|")[1:-1] for line in PAGE.splitlines() if line.startswith("| `")]
+    """For each row and column of the page's first table, what it names as code."""
+    first = re.search(r"(^\|.*\n)+", PAGE, re.MULTILINE)
+    assert first
+    rows = [line.split("|")[1:-1] for line in first[0].splitlines() if line.startswith("| `")]
     return [[re.findall(r"`([^`]+)`", cell) for cell in row] for row in rows]
 
 
