@@ -77,6 +77,12 @@ class EngineConfig:
         "Where request defaults come from: 'auto' the model's generation_config.json, "
         "'paged' neutral ones.",
     )
+    tensor_parallel_size: int = option(
+        1,
+        "Devices of this machine that share the model: each has its share of the weights and of "
+        "the KV pages. It must divide the attention heads.",
+        also=("-tp",),
+    )
     gpu_memory_utilization: float = option(
         0.9, "Share of the device's memory for weights, step memory and KV pages."
     )
@@ -138,6 +144,10 @@ class EngineConfig:
             raise ConfigError(
                 f"--block-size must be one of {', '.join(map(str, PAGE_SIZES))}, "
                 f"got {self.block_size}"
+            )
+        if self.tensor_parallel_size < 1:
+            raise ConfigError(
+                f"--tensor-parallel-size must be at least 1, got {self.tensor_parallel_size}"
             )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
