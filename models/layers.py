@@ -177,9 +177,7 @@ def out_projection(prefix: str, config: ModelConfig, *, bias: bool) -> Dense:
     return linear(f"{prefix}.o_proj", inputs, config.hidden_size, bias=bias, axes=axes)
 
 
-def gate_up_projection(
-    prefix: str, config: ModelConfig, *, bias: bool, axis: str = "mlp"
-) -> Dense:
+def gate_up_projection(prefix: str, config: ModelConfig, *, bias: bool, axis: str = "mlp") -> Dense:
     """Description of the fused gate and up projections of a gated MLP."""
     size = config.intermediate_size
     parts = {f"{prefix}.gate_proj": (1, size), f"{prefix}.up_proj": (1, size)}
@@ -194,9 +192,7 @@ def joined_gate_up_projection(name: str, config: ModelConfig) -> Dense:
     return fused_linear(parts, config.hidden_size, bias=False, join_axis=0, axes=axes)
 
 
-def down_projection(
-    prefix: str, config: ModelConfig, *, bias: bool, axis: str = "mlp"
-) -> Dense:
+def down_projection(prefix: str, config: ModelConfig, *, bias: bool, axis: str = "mlp") -> Dense:
     """Description of the projection from the MLP back to the residual stream."""
     inputs = config.intermediate_size
     axes = (axis, None)

@@ -253,9 +253,7 @@ def _input_axis(described: Any) -> str | None:
     return axis
 
 
-def spread_shapes(
-    described: Any, config: ModelConfig, dtype: jnp.dtype, mesh: Mesh | None
-) -> Any:
+def spread_shapes(described: Any, config: ModelConfig, dtype: jnp.dtype, mesh: Mesh | None) -> Any:
     """The shapes of the parameters, as the devices of a mesh have them; None for one device."""
     shapes = param_shapes(spread_specs(described, config, mesh), dtype, mesh)
     return spread_weights(described, shapes, mesh)
@@ -284,5 +282,3 @@ def spread_weights(described: Any, params: Any, mesh: Mesh | None) -> Any:
     return jax.tree.map(
         known, described, params, is_leaf=lambda node: isinstance(node, Portable | Embedding)
     )
-
-

@@ -121,6 +121,10 @@ class Placement:
         return each if each.sharding is not None else self.shaped(each, COPIED)
 
 
+ONE_DEVICE = Placement()
+"""All on the default device."""
+
+
 def choose_devices(number: int) -> tuple[jax.Device, ...]:
     """The first of this process's devices.
 

@@ -174,8 +174,8 @@ class StepRunner:
 
     def fingerprint(self) -> str:
         """A name for what this model writes to its pages, here and in other processes."""
-        cache, num_devices = replace(self.shapes.cache, num_pages=0), self.shapes.placement.num_devices
-        return fingerprint(self._params, (self.shapes.model, cache, num_devices, source_digest()))
+        cache, size = replace(self.shapes.cache, num_pages=0), self.shapes.placement.num_devices
+        return fingerprint(self._params, (self.shapes.model, cache, size, source_digest()))
 
     def move(self, moves: tuple[PageMove, ...]) -> None:
         """Enqueue moves of pages to the host and back."""

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paged.cache import KV_DTYPES, CacheSpec, PagedKVCache, read_pages
+from paged.cache import KV_DTYPES, CacheSpec, read_pages
 from paged.groups import group_layers, most_pages
 from paged.models.config import ModelConfig, resolve_dtype
 from paged.models.loading import ModelSource

@@ -33,7 +33,7 @@ from paged.runtime.batch import (
     unpack_sampling,
 )
 from paged.runtime.buckets import Bucket, Buckets
-from paged.runtime.placement import Placement
+from paged.runtime.placement import ONE_DEVICE, Placement
 from paged.runtime.sampler import (
     SamplerState,
     SamplingMode,
@@ -131,7 +131,7 @@ class StepShapes:
     tilings: Tilings = BY_RULE
     num_host_pages: int = 0
     transit_room: int = 0
-    placement: Placement = Placement()
+    placement: Placement = ONE_DEVICE
 
     @property
     def pages_per_sequence(self) -> int:
