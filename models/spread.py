@@ -13,6 +13,7 @@ from elsewhere, together with what experts beside the mixture make (`SpreadExper
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -20,14 +21,14 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from paged import matmul
 from paged.errors import ConfigError
 from paged.matmul import Groups, Order
 from paged.models.config import ModelConfig
 from paged.models.experts import Activation, DenseExperts
-from paged.models.mesh import TENSOR, first_of
+from paged.models.mesh import TENSOR, first_of, shares
 from paged.models.quantized import GroupScaled, TileScaled
 from paged.models.quantized.channels import TILE
 from paged.models.quantized.describe import QUANTIZED
@@ -153,7 +154,7 @@ class RepeatedSpec(ParamSpec):
         return jnp.moveaxis(joined, (0, 1), (axis, axis + 1))
 
 
-def spread_specs(specs: Any, config: ModelConfig, mesh: Mesh | None) -> Any:
+def spread_specs(specs: Any, config: ModelConfig, mesh: Mesh | AbstractMesh | None) -> Any:
     """Description of the parameters as the devices of a mesh have them together; None for one.
 
     `specs` may be a file's. Devices that cannot share them evenly are for `check_devices`.
@@ -257,6 +258,13 @@ def spread_shapes(described: Any, config: ModelConfig, dtype: jnp.dtype, mesh: M
     """The shapes of the parameters, as the devices of a mesh have them; None for one device."""
     shapes = param_shapes(spread_specs(described, config, mesh), dtype, mesh)
     return spread_weights(described, shapes, mesh)
+
+
+def bytes_of_each(described: Any, config: ModelConfig, dtype: jnp.dtype, num_devices: int) -> int:
+    """Bytes of the parameters that each of so many devices has."""
+    mesh = AbstractMesh((num_devices,), (TENSOR,))
+    shapes = shares(param_shapes(spread_specs(described, config, mesh), dtype, mesh))
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
 def spread_weights(described: Any, params: Any, mesh: Mesh | None) -> Any:

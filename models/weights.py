@@ -356,7 +356,7 @@ def param_bytes(specs: Any, dtype: jnp.dtype) -> int:
     return sum(math.prod(spec.shape) * spec.dtype_among(dtype).itemsize for spec in leaves)
 
 
-def param_shapes(specs: Any, dtype: jnp.dtype, mesh: Mesh | None = None) -> Any:
+def param_shapes(specs: Any, dtype: jnp.dtype, mesh: Mesh | AbstractMesh | None = None) -> Any:
     """The described parameters in `dtype` as shapes alone, to compile and to count bytes with.
 
     On a mesh, these tell where they lie; see `paged.models.mesh.shares`.

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from paged.cache import CacheSpec, PagedKVCache
 from paged.models.mesh import TENSOR
@@ -116,6 +116,12 @@ class Placement:
         if self.mesh is None:
             return tree
         return jax.device_put(tree, NamedSharding(self.mesh, COPIED))
+
+    def copied_to(self, memory: str) -> Sharding | None:
+        """How all devices have copies in a kind of memory; None for one device."""
+        if self.mesh is None:
+            return None
+        return NamedSharding(self.mesh, COPIED, memory_kind=memory)
 
     def _placed(self, each: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return each if each.sharding is not None else self.shaped(each, COPIED)

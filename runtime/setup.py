@@ -303,6 +303,7 @@ def _divide_memory(
         pages_per_sequence=most_pages(shapes.cache.windows, length, 1, config.block_size),
         num_host_pages=shapes.num_host_pages,
         transit=transit,
+        num_devices=len(devices),
     )
     cache = replace(shapes.cache, num_pages=memory.num_pages)
     own = own.for_length(length)
@@ -357,7 +358,8 @@ def _with_host_pages(config: EngineConfig, shapes: StepShapes, budget: int | Non
     wanted = int(config.kv_offloading_size * _GIB)
     if not wanted:
         return shapes
-    num_pages = host_pages(wanted, bytes_per_page, available_memory(swap=False))
+    on_host = bytes_per_page * shapes.placement.num_devices
+    num_pages = host_pages(wanted, on_host, available_memory(swap=False))
     transit = min(_TRANSIT, int((budget or 0) * _TRANSIT_SHARE))
     room = max(transit // bytes_per_page, MOVE_SIZES[-1])
     return replace(shapes, num_host_pages=num_pages, transit_room=room)

@@ -10,18 +10,20 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Compiled
 
 from paged.models.loading import ModelSource
 from paged.models.loading.checkpoint import TensorInfo
 from paged.models.registry import model_config
+from paged.models.tokenizer import Tokenizer
 from paged.runtime.placement import COPIED, Placement
 from paged.runtime.programs import abstract
 from tests.models.goldens.tiny_weights import tiny_weight
@@ -29,12 +31,23 @@ from tests.models.harness import Runner, load_golden, step
 
 # Of goldens whose heads, experts or MLPs few numbers of devices can share.
 SIZES: dict[str, Any] = {
-    **{"num_attention_heads": 8, "num_key_value_heads": 4, "multi_query_group_num": 4},
-    **{"intermediate_size": 128, "ffn_hidden_size": 128, "moe_intermediate_size": 64},
-    **{"num_experts": 16, "num_local_experts": 16, "n_routed_experts": 16},
-    **{"shared_expert_intermediate_size": 64, "vocab_size": 128, "padded_vocab_size": 128},
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "multi_query_group_num": 4,
+    "intermediate_size": 128,
+    "ffn_hidden_size": 128,
+    "moe_intermediate_size": 64,
+    "num_experts": 16,
+    "num_local_experts": 16,
+    "n_routed_experts": 16,
+    "shared_expert_intermediate_size": 64,
+    "vocab_size": 128,
+    "padded_vocab_size": 128,
 }
+F32 = jnp.dtype(jnp.float32)
 LIGHT = {"xla_backend_optimization_level": "0"}
+PROMPT, ANSWER = 24, 4
+OTHERS = r" (?:all-gather|all-to-all|collective-permute|reduce-scatter)"
 
 
 @dataclass(frozen=True)
@@ -93,96 +106,101 @@ def source_of(case: Case) -> ModelSource:
     """The model of a case."""
     data = load_golden(case.golden)["config"]
     if case.sized:
-        own = {key: value for key, value in SIZES.items() if key in data}
-        heads = own.get("num_attention_heads")
-        latent = {"num_key_value_heads": heads} if "kv_lora_rank" in data else {}
-        data = data | own | latent
-        if "head_dim" not in data and "kv_channels" not in data:
-            data["head_dim"] = 8
+        latent = "kv_lora_rank" in data  # these have a key/value head for each head
+        data |= {key: value for key, value in SIZES.items() if key in data}
+        data |= {"num_key_value_heads": data["num_attention_heads"]} if latent else {}
+        data.setdefault("head_dim", 8)
     config = model_config(data)
-    source = ModelSource(case.golden, config, data, {}, None, lambda: None)  # type: ignore[arg-type,return-value]
+    source = ModelSource(case.golden, config, data, {}, None, no_tokenizer)
     if case.quantization:
         source = source.quantized(case.quantization, ())
     checkpoint = TinyCheckpoint(source.specs)
-    return ModelSource(
-        case.golden,
-        source.config,
-        data,
-        {},
-        lambda: checkpoint,
-        lambda: None,  # type: ignore[arg-type,return-value]
-    )
+    return replace(source, open_checkpoint=lambda: checkpoint)
+
+
+def no_tokenizer() -> Tokenizer:
+    raise AssertionError("token ids are enough here")
 
 
 class SpreadRunner(Runner):
-    """As `Runner`, on several devices."""
+    """As `Runner`, on several devices.
+
+    Attributes:
+        programs: by the tokens of each row.
+    """
 
     def __init__(self, source: ModelSource, place: Placement) -> None:
-        params = source.load(jnp.dtype(jnp.float32), progress=False, mesh=place.mesh)
+        params = source.load(F32, progress=False, mesh=place.mesh)
         super().__init__(source.config.share(place.num_devices), params)
-        self.place, self.texts = place, {}
+        self.place = place
+        self.programs: dict[tuple[int, ...], Compiled] = {}
         self._cache = place.zeros(self.spec)
 
-    def step(self, rows: Any, *, num_tokens: int | None = None) -> np.ndarray:
+    def step(
+        self, rows: Mapping[int, Sequence[int]], *, num_tokens: int | None = None
+    ) -> np.ndarray:
         arrays, fixed = self._inputs(rows, num_tokens)
-        program = self._compiled(tuple(map(len, rows.values())), arrays, fixed)
-        logprobs, self._cache = program(
-            self.params, self._cache, *map(np.asarray, arrays)
-        )
+        key = tuple(map(len, rows.values()))
+        if key not in self.programs:
+            self.programs[key] = self._compiled(arrays, fixed)
+        inputs = map(np.asarray, arrays)
+        logprobs, self._cache = self.programs[key](self.params, self._cache, *inputs)
         for slot, chunk in rows.items():
             self.contexts[slot] += len(chunk)
-        return np.asarray(logprobs)[: sum(map(len, rows.values()))]
+        return np.asarray(logprobs)
 
-    def _compiled(self, key: Any, arrays: Any, fixed: Any) -> Any:
-        if key not in self.texts:
-            shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arrays]
-            args = (abstract(self.params), self.place.cache_shapes(self.spec), *shapes)
-            job = self.place.job(partial(step, **fixed), args, (1,), (COPIED, self.place.pages))
-            lowered = jax.jit(job.function, donate_argnums=job.donated).lower(*job.args)
-            self.texts[key] = lowered.compile(LIGHT)
-        return self.texts[key]
+    def _compiled(self, arrays: Sequence[jax.Array], fixed: Mapping[str, Any]) -> Compiled:
+        args = (abstract(self.params), self.place.cache_shapes(self.spec), *abstract(arrays))
+        job = self.place.job(partial(step, **fixed), args, (1,), (COPIED, self.place.pages))
+        lowered = jax.jit(job.function, donate_argnums=job.donated).lower(*job.args)
+        return lowered.compile(LIGHT)
+
+    @property
+    def page_shape(self) -> str:
+        """Of an array of pages on each device, as XLA writes it."""
+        first = jax.tree.leaves(self._cache)[0].addressable_shards[0].data
+        return ",".join(map(str, first.shape))
+
+
+def answered(runner: Runner, prompt: list[int]) -> tuple[np.ndarray, list[int]]:
+    """Log-probabilities [T, V] of a prompt and of what follows it greedily, and the latter."""
+    table = runner.step({0: prompt})
+    tokens = [int(table[-1].argmax())]
+    for _ in range(ANSWER):
+        table = np.concatenate([table, runner.step({0: tokens[-1:]})])
+        tokens.append(int(table[-1].argmax()))
+    return table, tokens
+
+
+def held(params: Any) -> int:
+    """Bytes of parameters on the first device."""
+    return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(params))
 
 
 def run(case: Case) -> Found:
     """Run a case beside one device."""
     source, golden = source_of(case), load_golden(case.golden)
-    place = Placement.on(
-        jax.devices()[: case.devices], latents=source.config.latent_rank is not None
-    )
-    prompt = golden["prompt"][:24]
-    runners = (
-        Runner(source.config, source.load(jnp.dtype(jnp.float32), progress=False)),
-        SpreadRunner(source, place),
-    )
-    tables, tokens = [], []
-    for runner in runners:
-        table = runner.step({0: prompt})
-        newest = [int(table[-1].argmax())]
-        for _ in range(4):
-            table = np.concatenate([table, runner.step({0: newest[-1:]})])
-            newest.append(int(table[-1].argmax()))
-        tables.append(table)
-        tokens.append(newest)
-    spread = runners[1]
-    text = spread.texts[(1,)].as_text()
-    chosen = tables[1][np.arange(len(prompt) - 1), prompt[1:]]
-    expected = golden["prompt_logprobs"][: len(prompt) - 1]
-    pages = jax.tree.leaves(spread._cache)[0].addressable_shards[0].data.shape
-    held = [
-        sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(each.params))
-        for each in runners
-    ]
+    latents = source.config.latent_rank is not None
+    alone = Runner(source.config, source.load(F32, progress=False))
+    spread = SpreadRunner(source, Placement.on(jax.devices()[: case.devices], latents=latents))
+    prompt = golden["prompt"][:PROMPT]
+    expected, tokens = answered(alone, prompt)
+    table, others = answered(spread, prompt)
+    text = spread.programs[(1,)].as_text() or ""
+    chosen = table[np.arange(PROMPT - 1), prompt[1:]]
+    away = np.abs(chosen - golden["prompt_logprobs"][: PROMPT - 1]).max()
     return Found(
-        away=float(np.abs(tables[0] - tables[1]).max()),
-        from_golden=None if case.sized else float(np.abs(chosen - expected).max()),
-        same=tokens[0] == tokens[1],
+        away=float(np.abs(table - expected).max()),
+        from_golden=None if case.sized else float(away),
+        same=tokens == others,
         all_reduces=len(re.findall(r" all-reduce(?:-start)?\(", text)),
-        others=len(re.findall(r" (?:all-gather|all-to-all|collective-permute|reduce-scatter)", text)),
-        copies=len(re.findall(rf"= f32\[{','.join(map(str, pages))}\]\S* copy\(", text)),
-        most=held[1] / held[0],
+        others=len(re.findall(OTHERS, text)),
+        copies=len(re.findall(rf"= f32\[{spread.page_shape}\]\S* copy\(", text)),
+        most=held(spread.params) / held(alone.params),
     )
 
 
 if __name__ == "__main__":
     for fields in json.loads(sys.argv[1]):
-        print(json.dumps(asdict(run(Case(**fields)))), flush=True)
+        sys.stdout.write(json.dumps(asdict(run(Case(**fields)))) + "\n")
+        sys.stdout.flush()
