@@ -164,7 +164,7 @@ def by_name(found: Kernels) -> list[tuple[str, float, int]]:
 
 def kind(name: str) -> str:
     """What sort of kernel it is, by its name."""
-    if re.search(r"nccl|all_?reduce|all_?gather", name, re.IGNORECASE):
+    if re.search(r"nccl|^psum|all_?reduce|all_?gather", name, re.IGNORECASE):
         return "collectives"
     if re.search(r"gemm|nvjet|cutlass|cublas|splitK|dot|paged_matmul", name):
         return "products"

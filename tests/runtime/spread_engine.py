@@ -38,9 +38,9 @@ def answers(folder: str, devices: int) -> dict[str, Any]:
         **FEW,
         **PAGES,
     )
-    prompt = {"prompt_token_ids": load_golden(GOLDEN)["prompt"]}
+    prompt: list[int] = load_golden(GOLDEN)["prompt"]
     params = [SamplingParams(max_tokens=16, ignore_eos=True, **asked) for asked in ASKED.values()]
-    outputs = [each.outputs[0] for each in llm.generate([prompt] * len(params), params)]
+    outputs = [each.outputs[0] for each in llm.generate([prompt for _ in params], params)]
     found: dict[str, Any] = {
         name: list(each.token_ids) for name, each in zip(ASKED, outputs, strict=True)
     }
