@@ -19,6 +19,7 @@ DOCUMENTS = (
     "docs/api.md",
     "docs/models.md",
     "docs/several_models.md",
+    "docs/tensor_parallel.md",
 )
 README = (ROOT / "README.md").read_text()
 
