@@ -236,7 +236,9 @@ def test_threads_do_not_read_what_others_write_to_the_compilation_cache(tmp_path
     """JAX would warn of half a file, and warnings are errors here."""
     names = [f"tensor {number}" for number in range(32)]
     # Of different makes, all of which the same program assembles.
-    specs = [ParamSpec((Part(name, (8, 8), (8, 8)),), (8, 8), (name, None), "ones") for name in names]
+    specs = [
+        ParamSpec((Part(name, (8, 8), (8, 8)),), (8, 8), (name, None), "ones") for name in names
+    ]
     checkpoint = Memory({name: np.ones((8, 8), np.float32) for name in names})
     try:
         for turn in map(str, range(5)):
