@@ -130,7 +130,8 @@ def test_all_groups_go_on_from_the_same_token() -> None:
     plan = schedule(scheduler)
     assert rows(plan) == [(2, 15, 1)]
     assert plan.copies == tuple(
-        PageCopy(table[3], own[3]) for table, own in zip((whole, window), second.page_tables)
+        PageCopy(table[3], own[3])
+        for table, own in zip((whole, window), second.page_tables, strict=True)
     )
     assert second.page_tables[1][:2] == [NULL_PAGE] * 2
     assert second.page_tables[1][2] == window[2]
