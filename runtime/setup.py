@@ -111,7 +111,7 @@ def prepare(
     use_compile_cache(config.compile_cache_dir)
     devices = claim_devices(config)
     device = devices[0]
-    with Compiler(processes_for(devices)) as compiler:
+    with Compiler(processes_for(devices), devices) as compiler:
         shapes, dtype, memory = _divide_memory(
             config, source.config, devices, compiler, progress=progress
         )
