@@ -332,9 +332,12 @@ class Scheduler:
         return self._tables.cached_prefix(sequence)
 
     def _has_prompt(self, draft: Draft, parent: Sequence) -> bool:
-        """Whether earlier steps wrote the parent's prompt: a step copies pages before it writes."""
+        """Whether earlier steps wrote the parent's prompt: a step copies pages before it writes.
+
+        One that comes back in this step after a preemption may have a page copied itself.
+        """
         running = parent.status is Status.RUNNING and parent.num_computed >= len(parent.prompt)
-        return running and not draft.prefills(parent)
+        return running and parent not in draft.admitted and not draft.prefills(parent)
 
     def _add_row(self, draft: Draft, sequence: Sequence, length: int, samples: bool) -> None:
         """Let the sequence advance by `length` tokens, which its pages have room for."""
