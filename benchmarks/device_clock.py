@@ -32,6 +32,7 @@ class Clock:
     max_model_len: int = MAX_MODEL_LEN
     vocab_size: int = VOCABULARY
     memory: MemoryPlan = field(default_factory=lambda: _MEMORY)
+    startup: dict[str, float] = field(default_factory=dict)
     _random: Random = field(default_factory=lambda: Random(0))
     _waiting: deque[EngineRequest] = field(default_factory=deque)
     _live: dict[str, int] = field(default_factory=dict)  # tokens to come

@@ -49,6 +49,7 @@ from paged.http.options import ServeOptions
 from paged.http.peers import Answers, Peers, added
 from paged.http.request_counter import CountRequests, Load
 from paged.http.request_ids import EchoRequestId
+from paged.http.request_report import Reporter
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.pooling.engine import PoolingEngine
 
@@ -78,6 +79,7 @@ def create_app(
     defaults: RequestDefaults | None = None,
     response_role: str = "assistant",
     log_requests: bool = False,
+    reporters: Sequence[Reporter] = (),
     **door: Unpack[Door],
 ) -> Starlette:
     """An ASGI application that serves one model: see `create_service` and `create_server`."""
@@ -90,6 +92,7 @@ def create_app(
         defaults=defaults,
         response_role=response_role,
         log_requests=log_requests,
+        reporters=reporters,
     )
     return create_server([service], **door)
 
@@ -105,6 +108,7 @@ def create_service(
     defaults: RequestDefaults | None = None,
     response_role: str = "assistant",
     log_requests: bool = False,
+    reporters: Sequence[Reporter] = (),
 ) -> AnyService:
     """A model as the routes see it.
 
@@ -117,7 +121,8 @@ def create_service(
         answers: how the model writes reasoning and tool calls; None for text alone.
         defaults: what requests leave open.
         response_role: that chat replies carry.
-        log_requests: whether to log each request's parameters (never its prompt).
+        log_requests: whether to log each request for vectors or scores.
+        reporters: are told of each request for text that has ended.
     """
     names, metrics = tuple(model_names), Metrics(engine, model_names[0], number)
     if isinstance(engine, PoolingEngine):
@@ -127,6 +132,7 @@ def create_service(
         names,
         metrics,
         log_requests,
+        tuple(reporters),
         chat_template=chat_template,
         trust_request_chat_template=trust_request_chat_template,
         answers=answers or AnswerFormat(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
+from paged.runtime.about import About
 from paged.runtime.beam_search import BeamSearchParams
 from paged.runtime.messages import EngineStats
 from paged.runtime.outputs import RequestOutput
@@ -52,6 +53,9 @@ class AnyEngine(Protocol):
 
     @property
     def errored(self) -> bool: ...
+
+    @property
+    def about(self) -> About | None: ...
 
     def stats(self) -> EngineStats: ...
 

@@ -64,7 +64,20 @@ class ServeOptions:
     uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug"] = option(
         "info", "Least level that is logged."
     )
-    enable_log_requests: bool = option(False, "Log each request's parameters, never its prompt.")
+    log_format: Literal["text", "json"] = option(
+        "text", "How log lines look: text, or a JSON object each."
+    )
+    enable_log_requests: bool = option(
+        False, "Log a line for each request: its ids, lengths, times and why it ended."
+    )
+    enable_log_outputs: bool = option(
+        False, "Show in that line what the model wrote; needs --enable-log-requests."
+    )
+    max_log_len: int | None = option(
+        None,
+        "Characters of prompts, and of outputs if they are logged, that the line shows; without, "
+        "no prompt is shown.",
+    )
     disable_log_stats: bool = option(False, "Do not log statistics every 10 seconds.")
     disable_uvicorn_access_log: bool = option(False, "Do not log each HTTP request.")
     disable_access_log_for_endpoints: str | None = option(
@@ -84,6 +97,10 @@ class ServeOptions:
                 f"--api-server-count {self.api_server_count} needs an engine process that they can "
                 "share: leave out --no-engine-process"
             )
+        if self.enable_log_outputs and not self.enable_log_requests:
+            raise ConfigError("--enable-log-outputs needs --enable-log-requests")
+        if self.max_log_len is not None and self.max_log_len < 0:
+            raise ConfigError(f"--max-log-len must be at least 0, got {self.max_log_len}")
         if self.max_body_size < 1:
             raise ConfigError(f"--max-body-size must be at least 1, got {self.max_body_size}")
         if self.root_path and not re.fullmatch(r"(/[^/?#\s]+)+", self.root_path):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from paged.http.api.errors import REFUSAL_CAUSE
 from paged.http.paths import OPEN_PATHS, path_of
 
 _UNCOUNTED_PATHS = OPEN_PATHS | {"/load"}
@@ -44,6 +45,8 @@ class CountRequests:
             labels[:2],
             registry=registry,
         )
+        text = "HTTP requests refused, by cause."
+        self.refused = Counter("paged:requests_refused", text, ["cause"], registry=registry)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or path_of(scope) in _UNCOUNTED_PATHS:
@@ -72,3 +75,5 @@ class CountRequests:
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self.count.labels(handler, method, status).inc()
         self.seconds.labels(handler, method).observe(seconds)
+        if cause := scope.get(REFUSAL_CAUSE):
+            self.refused.labels(cause).inc()

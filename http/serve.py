@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; returns the exit status, 1 if an engine died."""
     options = _with_key(read_flags(ServeOptions, args))
     entries = read_entries(args)
-    configure_logging(options.uvicorn_log_level)
+    configure_logging(options.uvicorn_log_level, options.log_format)
     _note_ignored(args)
     _allow_many_connections()
     _check_certificates(options)

@@ -14,6 +14,8 @@ from paged.http.app import create_service
 from paged.http.engine import Engine
 from paged.http.entries import Entry
 from paged.http.options import ServeOptions
+from paged.http.request_log import RequestLog
+from paged.http.request_report import Reporter
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.child_process import JoinedProcess
 from paged.runtime.config import EngineConfig
@@ -151,4 +153,13 @@ def _service(
         defaults=entry.defaults,
         response_role=entry.role,
         log_requests=options.enable_log_requests,
+        reporters=_reporters(engine, options),
     )
+
+
+def _reporters(engine: Engine | PoolingEngine, options: ServeOptions) -> list[Reporter]:
+    """Who is told of requests that have ended."""
+    if not options.enable_log_requests:
+        return []
+    shown, outputs = options.max_log_len, options.enable_log_outputs
+    return [RequestLog(engine.tokenizer, max_length=shown, outputs=outputs)]

@@ -38,6 +38,10 @@ class AsyncEngine:
         make_core: what finds the core in another way, such as one that runs already.
         flags: the fields of `EngineConfig`.
 
+    Attributes:
+        config: what it was told.
+        about: where its memory went, and how long its start took.
+
     Raises:
         TypeError: a keyword that is no flag; the message suggests the nearest one.
         ConfigError: flags that do not go together or do not fit the device.
@@ -53,7 +57,7 @@ class AsyncEngine:
     ) -> None:
         self.config = engine_config(model, flags)
         engine = load_engine(self.config, separate_process=separate_process, make_core=make_core)
-        self._front = engine.front
+        self._front, self.about = engine.front, engine.about
         self._thread = EngineThread(engine)
         # At interpreter exit, while JAX is still there, and when nobody holds the engine.
         self._shutdown = weakref.finalize(self, self._thread.shutdown)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from paged.runtime.about import About, cache_settings
 from paged.runtime.config import EngineConfig, flags
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import keywords
@@ -50,6 +51,7 @@ class LoadedCore(Core, Protocol):
     max_model_len: int
     vocab_size: int
     memory: MemoryPlan
+    startup: dict[str, float]
 
 
 class Engine:
@@ -57,10 +59,11 @@ class Engine:
 
     Attributes:
         front: makes the requests that `add` takes.
+        about: what it says of itself; None of cores that say nothing.
     """
 
-    def __init__(self, core: Core, front: Front) -> None:
-        self.front = front
+    def __init__(self, core: Core, front: Front, about: About | None = None) -> None:
+        self.front, self.about = front, about
         self._core = core
         self._processor = OutputProcessor(front.tokenizer)
         self._has_failed = False
@@ -176,7 +179,8 @@ def load_engine(
         eos_token_ids=source.eos_token_ids,
         has_priorities=config.scheduling_policy == "priority",
     )
-    return Engine(core, front)
+    about = About(core.memory, core.startup, cache_settings(config, core.memory))
+    return Engine(core, front, about)
 
 
 def find_model(config: EngineConfig) -> ModelSource:

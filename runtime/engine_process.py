@@ -71,7 +71,8 @@ def serve_model[T](
     channel = Channel(socket.socket(fileno=descriptor), incoming)
     try:
         start = _receive_start(channel)
-        log_to_stderr(start.log_level, "paged", about=start.about)
+        how = start.log_format
+        log_to_stderr(start.log_level, "paged", about=start.about, log_format=how)
         serve(load(start), channel)
     except Exception as error:
         channel.send(_last_words(error))
@@ -97,7 +98,8 @@ def _receive_start(channel: Channel) -> Start:
 
 def _serve(core: LoadedCore, clients: Clients) -> None:
     """Step until the first client leaves. Raises EngineDead when the core dies."""
-    ready = Ready(core.max_model_len, core.vocab_size, core.memory, core.stats())
+    facts = (core.max_model_len, core.vocab_size, core.memory)
+    ready = Ready(*facts, core.stats(), core.startup)
     clients.first.channel.send(ready)
     while True:
         for client in clients.heard(wait=not core.has_work):

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from paged.runtime.child_process import ChildProcess, JoinedProcess
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import EngineDead, InvalidRequest
-from paged.runtime.logs import current_model
+from paged.runtime.logs import current_format, current_model
 from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
 from paged.runtime.wire import (
     Abort,
@@ -57,7 +57,7 @@ class RemoteCore:
         process: one that runs already, in place of a new one.
 
     Attributes:
-        max_model_len, vocab_size, memory: those of the core.
+        max_model_len, vocab_size, memory, startup: those of the core.
         pid: of the process, if it was started here.
 
     Raises:
@@ -94,7 +94,8 @@ class RemoteCore:
             self._channel.close()
             raise
         self.max_model_len, self.vocab_size = ready.max_model_len, ready.vocab_size
-        self.memory, self._stats = ready.memory, ready.stats
+        self.memory, self.startup = ready.memory, ready.startup
+        self._stats = ready.stats
 
     @property
     def has_work(self) -> bool:
@@ -158,7 +159,7 @@ class RemoteCore:
 
     def _start(self, config: EngineConfig, door: int | None) -> Ready:
         level = logging.getLogger("paged").getEffectiveLevel()
-        self._channel.send(Start(config, level, current_model(), door))
+        self._channel.send(Start(config, level, current_model(), door, current_format()))
         while self._ready is None:
             self._receive()
             self._check_alive()

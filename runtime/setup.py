@@ -24,6 +24,7 @@ from paged.models.quantized import weight_bytes
 from paged.models.registry import get_family
 from paged.models.weights import for_device, param_bytes, param_shapes
 from paged.pool import PagePool
+from paged.runtime.about import StartClock
 from paged.runtime.backend import choose_backend, slower_paths
 from paged.runtime.buckets import FEWEST_ROWS_ON_GPU, Buckets
 from paged.runtime.compiler import Compiler
@@ -97,31 +98,37 @@ def claim_device(config: EngineConfig) -> jax.Device:
 
 
 def prepare(
-    config: EngineConfig, source: ModelSource, *, progress: bool
+    config: EngineConfig, source: ModelSource, clock: StartClock, *, progress: bool
 ) -> tuple[StepRunner, SchedulerConfig, MemoryPlan]:
     """Divide the memory, load the weights and compile every program.
+
+    Args:
+        clock: is told of the phases.
 
     Raises:
         ConfigError: the flags do not go together or do not fit the device. Nothing is loaded then.
     """
     _check_page_folder(config.kv_offloading_dir)
     use_compile_cache(config.compile_cache_dir)
-    device = claim_device(config)
+    with clock.phase("device"):
+        device = claim_device(config)
     with Compiler(processes_for(device)) as compiler:
-        shapes, dtype, memory = _divide_memory(
-            config, source.config, device, compiler, progress=progress
-        )
+        with clock.phase("memory"):
+            shapes, dtype, memory = _divide_memory(
+                config, source.config, device, compiler, progress=progress
+            )
         logger.info("%s", memory.report())
         tell_quantization(source.config, source.specs, dtype)
         if device.platform == "cpu":
             check_host_memory(memory, available_memory())
         if slower := slower_paths(shapes, dtype, device):
             logger.warning("Not the fastest way of %s: %s", device.device_kind, "; ".join(slower))
-        with timed(f"Loaded {source.name}"):
+        with timed(f"Loaded {source.name}"), clock.phase("weights"):
             params = source.load(dtype, seed=config.seed, progress=progress)
             params = for_device(params, device)
             jax.block_until_ready(params)
-        runner = StepRunner(shapes, params, compiler, progress=progress)
+        with clock.phase("compile"):
+            runner = StepRunner(shapes, params, compiler, progress=progress)
     scheduling = _scheduling(config, shapes)
     if memory.num_host_pages:
         costs = runner.measure_loads()

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from paged.runtime.config import EngineConfig
+from paged.runtime.logs import LogFormat
 from paged.runtime.memory import MemoryPlan
 from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
 from paged.runtime.pooling.abilities import Abilities
@@ -37,12 +38,14 @@ class Start(_Message, frozen=True):
         log_level: that of the API process.
         about: what the lines of the engine process are about.
         door: descriptor of a listening socket at which other API processes join; None for none.
+        log_format: that of the API process.
     """
 
     config: EngineConfig
     log_level: int
     about: str = ""
     door: int | None = None
+    log_format: LogFormat = "text"
 
 
 class Add(_Message, frozen=True):
@@ -69,6 +72,7 @@ class Ready(_Message, frozen=True):
     vocab_size: int
     memory: MemoryPlan
     stats: EngineStats
+    startup: dict[str, float]
 
 
 class News(_Message, frozen=True):

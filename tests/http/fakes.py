@@ -23,9 +23,12 @@ from paged.http.app import create_app
 from paged.http.options import ServeOptions
 from paged.http.serve import server_config
 from paged.models.chat_template import ChatTemplateError
+from paged.runtime.about import About, cache_settings
 from paged.runtime.beam_search import BeamSearchParams
+from paged.runtime.config import EngineConfig
 from paged.runtime.errors import EngineDead, InvalidRequest
-from paged.runtime.messages import EngineStats
+from paged.runtime.memory import MemoryPlan
+from paged.runtime.messages import Distribution, EngineStats, StepStats
 from paged.runtime.outputs import (
     CompletionOutput,
     Logprob,
@@ -37,6 +40,14 @@ from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
 from paged.runtime.structured_outputs import StructuredOutputsParams
 
 VOCAB_SIZE = 256
+MEMORY = MemoryPlan(2**33, 2**31, 2**20, 2**28, 160, 16, 101, 64, 4, num_host_pages=50)
+STEPS = StepStats(
+    seconds={"decode_4": Distribution((0, 4, *[0] * 15), 0.006)},
+    host_seconds=Distribution((4, *[0] * 14), 0.0002),
+    num_tokens=Distribution((0, 4, *[0] * 12), 12),
+    num_places=16,
+)
+ABOUT = About(MEMORY, {"weights": 1.5, "compile": 20.0}, cache_settings(EngineConfig(), MEMORY))
 
 
 class FakeTokenizer:
@@ -121,6 +132,9 @@ class FakeEngine:
     aborted: list[str] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     num_tokens: int = 0
+    num_waiting: int = 0
+    num_deferred: int = 0
+    about: About = field(default_factory=lambda: ABOUT)
 
     async def generate(
         self,
@@ -208,14 +222,17 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         return EngineStats(
             num_running=len(self.running),
-            num_waiting=0,
+            num_waiting=self.num_waiting,
+            num_deferred=self.num_deferred,
             kv_cache_usage=0.25,
             num_pages=100,
             num_free_pages=75,
             num_cached_pages=10,
             page_size=16,
             kv_waste=0.125,
-            prompt_tokens=sum(len(seen.prompt) for seen in self.seen),
+            prompt_tokens=sum(len(seen.prompt) - 1 for seen in self.seen),
+            prompt_tokens_admitted=sum(len(seen.prompt) for seen in self.seen),
+            prompt_tokens_cached=len(self.seen),
             generation_tokens=self.num_tokens,
             prefix_cache_queries=40,
             prefix_cache_hits=30,
@@ -231,6 +248,8 @@ class FakeEngine:
             num_preemptions=2,
             num_steps=7,
             compiles_after_warmup=0,
+            bytes_per_page=160,
+            steps=STEPS,
         )
 
     def shutdown(self) -> None:
