@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from paged.runtime.engine_state import EngineState, ProcessState
 from paged.runtime.memory import MemoryPlan
 from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
 
@@ -84,6 +86,9 @@ class Clock:
 
     def stats(self) -> EngineStats:
         return EngineStats(num_steps=self._num_steps)
+
+    def look(self, deliver: Callable[[EngineState], None]) -> None:
+        deliver(EngineState([], b"", [], ProcessState.here()))
 
     def reset_prefix_cache(self) -> bool:
         return True

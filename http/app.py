@@ -50,6 +50,7 @@ from paged.http.peers import Answers, Peers, added
 from paged.http.request_counter import CountRequests, Load
 from paged.http.request_ids import EchoRequestId
 from paged.http.request_report import Reporter
+from paged.http.status import DEBUG_ROUTES, STATUS_ROUTES, Glance, recent_of
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.pooling.engine import PoolingEngine
 
@@ -60,6 +61,7 @@ class Door(TypedDict, total=False):
     """What an application is told of itself rather than of a model; see `create_server`."""
 
     api_keys: Sequence[str]
+    admin_keys: Sequence[str]
     max_body_size: int
     tells_tokenizer: bool
     allowed_origins: Sequence[str]
@@ -145,6 +147,7 @@ def create_server(
     services: Sequence[AnyService],
     *,
     api_keys: Sequence[str] = (),
+    admin_keys: Sequence[str] = (),
     max_body_size: int = ServeOptions.max_body_size,
     tells_tokenizer: bool = False,
     allowed_origins: Sequence[str] = ("*",),
@@ -158,6 +161,7 @@ def create_server(
     Args:
         services: at least one, no two of a name. They decide which routes there are.
         api_keys: any of them is needed for all but the probes; none admits everyone.
+        admin_keys: any of them is needed for /debug/state, which is not there without.
         max_body_size: bytes.
         tells_tokenizer: whether there is /tokenizer_info.
         allowed_origins, allowed_methods, allowed_headers, allow_credentials: what pages of other
@@ -178,11 +182,15 @@ def create_server(
             expose_headers=["X-Request-Id"],
         ),
     ]
-    if api_keys:
-        middleware.append(Middleware(RequireKey, keys=api_keys))
+    if api_keys or admin_keys:
+        middleware.append(Middleware(RequireKey, keys=api_keys, admin_keys=admin_keys))
     middleware.append(Middleware(AnswerBugs))
     app = Starlette(
-        routes=_routes(services, tells_tokenizer=tells_tokenizer),
+        routes=[
+            *STATUS_ROUTES,
+            *(DEBUG_ROUTES if admin_keys else ()),
+            *_routes(services, tells_tokenizer=tells_tokenizer),
+        ],
         middleware=middleware,
         exception_handlers=dict.fromkeys(_HANDLED, handle_error),
     )
@@ -191,6 +199,7 @@ def create_server(
     app.state.registry = registry
     app.state.load = load
     app.state.peers = peers
+    app.state.glances = [Glance() for _ in services]
     return app
 
 
@@ -201,6 +210,7 @@ def told(app: Starlette) -> Answers:
         "dead": state.models.dead,
         "load": lambda: state.load.num_requests,
         "metrics": lambda: generate_latest(state.registry).decode(),
+        "recent": lambda: recent_of(state.models),
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from paged.runtime.about import About
 from paged.runtime.beam_search import BeamSearchParams
+from paged.runtime.engine_state import EngineState
 from paged.runtime.messages import EngineStats
 from paged.runtime.outputs import RequestOutput
 from paged.runtime.sampling_params import SamplingParams
@@ -95,3 +96,5 @@ class Engine(AnyEngine, Protocol):
     ) -> RequestOutput: ...
 
     async def abort(self, request_id: str) -> None: ...
+
+    async def look(self) -> EngineState: ...

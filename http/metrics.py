@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from paged.http.engine import AnyEngine
 from paged.http.engine_metrics import EngineCollector
 from paged.http.histogram import Histogram
+from paged.http.recent import Recent
 from paged.runtime.outputs import RequestMetrics
 
 _FIRST_TOKEN = (
@@ -48,6 +49,7 @@ class Metrics(Collector):
 
     Attributes:
         max_model_len: tokens of prompt and output together.
+        recent: the last minutes, for the status page.
     """
 
     def __init__(self, engine: AnyEngine, model_name: str, number: int = 0) -> None:
@@ -55,6 +57,7 @@ class Metrics(Collector):
         self._of_engine = EngineCollector(engine, self._labels)
         self._collectors: list[Collector] = [self._of_engine]
         self.max_model_len = engine.max_model_len
+        self.recent = Recent()
         tokens = _one_two_five(engine.max_model_len)
         self.first_token = self._histogram("time_to_first_token_seconds", _FIRST_TOKEN)
         old_name = "vllm:time_per_output_token_seconds"  # which older boards ask for
@@ -91,6 +94,8 @@ class Metrics(Collector):
     def observe_first(self, times: RequestMetrics) -> None:
         """Take note of a first token."""
         _span(self.first_token, times.arrival_time, times.first_token_time)
+        if times.first_token_time is not None:
+            self.recent.now().add_first(times.first_token_time - times.arrival_time)
 
     def observe_times(self, times: RequestMetrics, num_gaps: int) -> None:
         """Take note of how long a request took, the longest of whose sequences has `num_gaps`."""

@@ -40,6 +40,9 @@ class ServeOptions:
         "Keys, any of which a request must bring; default that in PAGED_API_KEY, "
         "without which everyone is admitted.",
     )
+    admin_api_key: tuple[str, ...] = option(
+        (), "Keys, any of which /debug/state must be asked with; without, it is not there."
+    )
     enable_tokenizer_info_endpoint: bool = option(
         False, "Tell special tokens and chat template at /tokenizer_info."
     )
@@ -108,6 +111,7 @@ class ServeOptions:
         if not self.ssl_certfile and (self.ssl_keyfile or self.ssl_ca_certs):
             raise ConfigError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
         _check_none_empty("--api-key", self.api_key)
+        _check_none_empty("--admin-api-key", self.admin_api_key)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,14 +80,15 @@ class RequestWatch:
         """Take note of an output that the client gets."""
         metrics, now = self._metrics, time.perf_counter()
         is_first = not self._num_tokens
-        self._times, num_new = output.metrics, 0
+        self._times, second = output.metrics, metrics.recent.now()
         for sequence in output.outputs:
             index, reason = sequence.index, sequence.finish_reason
             before = self._last_news.get(index)
             if before is not None:
                 metrics.inter_token.observe(now - before)
+                second.add_gap(now - before)
             self._last_news[index] = now
-            num_new += len(sequence.token_ids)
+            second.tokens += len(sequence.token_ids)
             self._num_tokens[index] = self._num_tokens.get(index, 0) + len(sequence.token_ids)
             if self._keeps_texts:
                 self._texts[index] = self._texts.get(index, "") + sequence.text

@@ -84,6 +84,7 @@ def make_app(
     return create_server(
         services,
         api_keys=options.api_key,
+        admin_keys=options.admin_api_key,
         max_body_size=options.max_body_size,
         tells_tokenizer=options.enable_tokenizer_info_endpoint,
         allowed_origins=options.allowed_origins,

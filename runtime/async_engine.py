@@ -6,6 +6,7 @@ import asyncio
 import uuid
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -13,6 +14,7 @@ from paged.models.tokenizer import Tokenizer
 from paged.runtime.beam_search import BeamSearchParams, begin_search
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import LoadedCore, engine_config, load_engine
+from paged.runtime.engine_state import EngineState
 from paged.runtime.engine_thread import EngineThread, Stream
 from paged.runtime.errors import EngineDead
 from paged.runtime.front import Prepared, Prompt, TokensPrompt
@@ -178,6 +180,14 @@ class AsyncEngine:
         with suppress(EngineDead):
             # Shielded: a caller that is cancelled meanwhile still wants the request gone.
             await asyncio.shield(asyncio.wrap_future(self._thread.abort(request_id)))
+
+    async def look(self) -> EngineState:
+        """A close look at the engine, between two steps. Raises EngineDead."""
+        found: Future[EngineState] = Future()
+        found.set_running_or_notify_cancel()  # whoever waits may leave; the engine must not notice
+        call = self._thread.call(lambda engine: engine.look(found.set_result))
+        await asyncio.wrap_future(call)
+        return await asyncio.wrap_future(found)
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached pages; False, and nothing done, while requests use pages."""

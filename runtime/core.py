@@ -12,6 +12,7 @@ import logging
 import random
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, wait
 from functools import partial
 from typing import NamedTuple
@@ -28,9 +29,17 @@ from paged.runtime.compiles import num_compiles
 from paged.runtime.config import EngineConfig
 from paged.runtime.disk_pages import Fetched
 from paged.runtime.engine import load_tokenizer
+from paged.runtime.engine_state import EngineState, ProcessState, StepState
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.guides import Grammars, Guide
-from paged.runtime.live_requests import LiveRequest, Owner, Preparing, ending, limits_of
+from paged.runtime.live_requests import (
+    LiveRequest,
+    Owner,
+    Preparing,
+    ending,
+    limits_of,
+    sequence_states,
+)
 from paged.runtime.messages import Candidates, EngineRequest, EngineStats, SequenceOutput
 from paged.runtime.plan import Row, StepPlan, TokenEvent
 from paged.runtime.runner import InFlight, SlotRequest, StepResult
@@ -207,6 +216,15 @@ class EngineCore:
             bytes_per_page=self.memory.bytes_per_page,
             steps=self._record.stats(),
         )
+
+    def look(self, deliver: Callable[[EngineState], None]) -> None:
+        """Have a close look at the engine delivered, at once."""
+        steps = [
+            StepState(each.bucket.name, len(each.plan.rows), each.plan.num_tokens, each.age)
+            for each in self._in_flight
+        ]
+        sequences = sequence_states(self._scheduler.in_order(), self._preparing, self._owner)
+        deliver(EngineState(sequences, self._pool.states(), steps, ProcessState.here()))
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached pages, wherever they are; False, and nothing done, while any is used.

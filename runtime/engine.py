@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from paged.runtime.about import About, cache_settings
 from paged.runtime.config import EngineConfig, flags
+from paged.runtime.engine_state import EngineState
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import keywords
 from paged.runtime.front import Front, Prepared
@@ -41,6 +42,9 @@ class Core(Protocol):
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]: ...
     def step(self) -> list[SequenceOutput]: ...
     def stats(self) -> EngineStats: ...
+    def look(self, deliver: Callable[[EngineState], None]) -> None:
+        """Have a close look at the engine delivered, here or in a later `step`."""
+
     def reset_prefix_cache(self) -> bool: ...
     def close(self) -> None: ...
 
@@ -110,6 +114,10 @@ class Engine:
 
     def stats(self) -> EngineStats:
         return self._core.stats()
+
+    def look(self, deliver: Callable[[EngineState], None]) -> None:
+        """Have a close look at the engine delivered, now or in a later `step`."""
+        self._core.look(deliver)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached pages; False, and nothing done, while requests use pages."""

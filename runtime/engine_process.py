@@ -29,6 +29,8 @@ from paged.runtime.wire import (
     Add,
     Channel,
     Failed,
+    Look,
+    Looked,
     Ready,
     ResetPrefixCache,
     Start,
@@ -124,7 +126,10 @@ def _serve(core: LoadedCore, clients: Clients) -> None:
 
 
 def _take(
-    core: LoadedCore, clients: Clients, client: Client, message: Add | Abort | ResetPrefixCache
+    core: LoadedCore,
+    clients: Clients,
+    client: Client,
+    message: Add | Abort | ResetPrefixCache | Look,
 ) -> None:
     client.num_taken += 1
     match message:
@@ -136,6 +141,8 @@ def _take(
             clients.forget(request_id, index)
         case ResetPrefixCache():
             client.channel.send(WasReset(core.reset_prefix_cache()))
+        case Look():
+            core.look(lambda state: client.channel.send(Looked(state)))
 
 
 def _last_words(error: Exception) -> Failed:

@@ -138,6 +138,11 @@ class InFlight:
     sampled: Sampled
     prompt_logprobs: TokenLogprobs | None
 
+    @property
+    def age(self) -> float:
+        """Seconds since it was enqueued."""
+        return time.perf_counter() - self.launch_time
+
     def read(self) -> StepResult:
         """Wait for the step. Raises what the device raised."""
         tokens = np.asarray(self.sampled.tokens)

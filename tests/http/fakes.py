@@ -26,6 +26,7 @@ from paged.models.chat_template import ChatTemplateError
 from paged.runtime.about import About, cache_settings
 from paged.runtime.beam_search import BeamSearchParams
 from paged.runtime.config import EngineConfig
+from paged.runtime.engine_state import EngineState, ProcessState, SequenceState, StepState
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.memory import MemoryPlan
 from paged.runtime.messages import Distribution, EngineStats, StepStats
@@ -134,6 +135,7 @@ class FakeEngine:
     num_tokens: int = 0
     num_waiting: int = 0
     num_deferred: int = 0
+    pages: bytes = bytes([2] * 10 + [3] * 5 + [1] * 10 + [0] * 75)
     about: About = field(default_factory=lambda: ABOUT)
 
     async def generate(
@@ -218,6 +220,14 @@ class FakeEngine:
 
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
+
+    async def look(self) -> EngineState:
+        sequences = [
+            SequenceState(name, 0, "running", slot, 0, 1.0, 3, 2, 6, 4, 1, 0, 1, 0)
+            for slot, name in enumerate(sorted(self.running))
+        ]
+        steps = [StepState("decode_4", 1, 1, 0.01)]
+        return EngineState(sequences, self.pages, steps, ProcessState.here())
 
     def stats(self) -> EngineStats:
         return EngineStats(
