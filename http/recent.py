@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 import msgspec
 
 SECONDS = 300
+STEP = 5
 _SHORTEST, _RATIO = 0.0005, 1.25
 _BOUNDS = [_SHORTEST * _RATIO**power for power in range(56)]  # up to 107 s
+_JUST_NOW = 3
 _Bins = list[int]
 
 
@@ -64,49 +66,50 @@ class Recent:
 
 
 class History(msgspec.Struct, frozen=True):
-    """The same for a plot: an entry a second, the last of which has ended.
+    """The same for a plot: an entry for every `STEP` seconds, the last of which have ended.
 
     Attributes:
-        end: seconds, `time.time`.
-        tokens: generated.
+        seconds: that an entry stands for.
+        rate: tokens a second just now.
+        tokens: generated a second.
         first_p50, first_p95: milliseconds to the first token; None where there was none.
         gap_p50, gap_p95: milliseconds between tokens, likewise.
     """
 
-    end: int
-    tokens: list[int]
+    seconds: int
+    rate: float
+    tokens: list[float]
     first_p50: list[float | None]
     first_p95: list[float | None]
     gap_p50: list[float | None]
     gap_p95: list[float | None]
 
 
-def history(processes: Iterable[dict[int, Second]], end: int) -> History:
-    """What all API processes have seen until a second."""
-    found = [_together(processes_at) for processes_at in _by_second(list(processes), end)]
+def history(processes: Sequence[dict[int, Second]], now: float) -> History:
+    """What all API processes have seen until now."""
+    end = int(now) // STEP * STEP
+    starts = range(end - SECONDS, end, STEP)
+    found = [_together(processes, start, start + STEP) for start in starts]
+    last = _together(processes, int(now) - _JUST_NOW, int(now))
     return History(
-        end,
-        [second.tokens for second in found],
-        [_percentile(second.firsts, 0.5) for second in found],
-        [_percentile(second.firsts, 0.95) for second in found],
-        [_percentile(second.gaps, 0.5) for second in found],
-        [_percentile(second.gaps, 0.95) for second in found],
+        STEP,
+        last.tokens / _JUST_NOW,
+        [each.tokens / STEP for each in found],
+        [_percentile(each.firsts, 0.5) for each in found],
+        [_percentile(each.firsts, 0.95) for each in found],
+        [_percentile(each.gaps, 0.5) for each in found],
+        [_percentile(each.gaps, 0.95) for each in found],
     )
 
 
-def _by_second(processes: list[dict[int, Second]], end: int) -> Iterable[list[Second]]:
-    for number in range(end - SECONDS, end):
-        yield [seconds[number] for seconds in processes if number in seconds]
-
-
-def _together(seconds: list[Second]) -> Second:
-    if len(seconds) == 1:
-        return seconds[0]
+def _together(processes: Sequence[dict[int, Second]], start: int, end: int) -> Second:
+    """Some seconds as one."""
     total = Second()
-    for each in seconds:
-        total.tokens += each.tokens
-        total.firsts = [a + b for a, b in zip(total.firsts, each.firsts, strict=True)]
-        total.gaps = [a + b for a, b in zip(total.gaps, each.gaps, strict=True)]
+    for number in range(start, end):
+        for each in (seconds[number] for seconds in processes if number in seconds):
+            total.tokens += each.tokens
+            total.firsts = [a + b for a, b in zip(total.firsts, each.firsts, strict=True)]
+            total.gaps = [a + b for a, b in zip(total.gaps, each.gaps, strict=True)]
     return total
 
 

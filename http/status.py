@@ -205,7 +205,7 @@ async def _status_of(
         host_ms=1000 * _mean(stats.steps.host_seconds),
         pages=picture(state.pages) if state else None,
         sequences=state.sequences[:_MOST_SEQUENCES] if state else None,
-        history=history(seconds, int(time.time())),
+        history=history(seconds, time.time()),
     )
 
 

@@ -113,17 +113,13 @@ function showFigures(model) {
 }
 
 function rate(model) {
-  if (model.generates) return recent(model.history.tokens, 3);
+  if (model.generates) return model.history.rate;
   if (!before || before.name !== model.name) return 0;
   const seconds = latest.time - before.time;
   return (model.stats.prompt_tokens - before.stats.prompt_tokens) / Math.max(seconds, 0.001);
 }
 
-// The mean of the last entries, of those that there are.
-function recent(values, count) {
-  const last = values.slice(-count).filter((value) => value !== null);
-  return last.length ? last.reduce((sum, value) => sum + value, 0) / last.length : 0;
-}
+const newest = (values) => values.findLast((value) => value !== null);
 
 function showText(model) {
   showPages(model);
@@ -192,11 +188,11 @@ function shortId({ request_id: id, index }) {
 function showPlots({ history }) {
   for (const plot of Object.values(plots)) plot.draw(history);
   for (const name of ["first", "gap"]) {
-    const [middle, high] = ["p50", "p95"].map((each) => recent(history[`${name}_${each}`], 10));
+    const [middle, high] = ["p50", "p95"].map((each) => newest(history[`${name}_${each}`]));
     find(`${name}-now`).textContent = middle ? milliseconds(middle) : "–";
     find(`${name}-high`).textContent = high ? `· 95 % below ${milliseconds(high)}` : "";
   }
-  find("tokens-now").textContent = whole(recent(history.tokens, 3));
+  find("tokens-now").textContent = whole(history.rate);
 }
 
 function showMemory({ memory, startup, steps, host_ms: host }) {
@@ -214,7 +210,8 @@ function showMemory({ memory, startup, steps, host_ms: host }) {
     entry.append(make("b", "", bytes(size)));
     return entry;
   }));
-  const phases = Object.entries(startup).map(([name, s]) => `${name} ${s.toFixed(1)} s`);
+  const long = Object.entries(startup).filter(([, s]) => s >= 0.05);
+  const phases = long.map(([name, s]) => `${name} ${s.toFixed(1)} s`);
   const busiest = steps.reduce((a, b) => (a && a.count >= b.count ? a : b), null);
   const step = busiest
     ? ` Most steps were of the shape ${busiest.bucket}: ${milliseconds(busiest.ms)} ms, ` +

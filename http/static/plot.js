@@ -1,4 +1,4 @@
-// A plot of the last minutes, an entry a second: a line, and a fainter one above it.
+// A plot of the last minutes: a line, and a fainter one above it.
 
 const SVG = "http://www.w3.org/2000/svg";
 const ROOM = { left: 34, right: 2, top: 6, bottom: 18 };
@@ -94,7 +94,7 @@ export class Plot {
     return [
       make("line", { class: "at", x1: at, x2: at, y1: ROOM.top, y2: y(0) }),
       make("text", { x: at + (anchor === "end" ? -6 : 6), y: ROOM.top + 8, "text-anchor": anchor },
-        `${text}, ${count - i} s ago`),
+        `${text}, ${(count - i) * this.history.seconds} s ago`),
     ];
   }
 }
