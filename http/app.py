@@ -51,6 +51,7 @@ from paged.http.request_counter import CountRequests, Load
 from paged.http.request_ids import EchoRequestId
 from paged.http.request_report import Reporter
 from paged.http.status import DEBUG_ROUTES, STATUS_ROUTES, Glance, recent_of
+from paged.http.trace_context import ReadTraceContext
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.pooling.engine import PoolingEngine
 
@@ -62,6 +63,7 @@ class Door(TypedDict, total=False):
 
     api_keys: Sequence[str]
     admin_keys: Sequence[str]
+    reads_traces: bool
     max_body_size: int
     tells_tokenizer: bool
     allowed_origins: Sequence[str]
@@ -148,6 +150,7 @@ def create_server(
     *,
     api_keys: Sequence[str] = (),
     admin_keys: Sequence[str] = (),
+    reads_traces: bool = False,
     max_body_size: int = ServeOptions.max_body_size,
     tells_tokenizer: bool = False,
     allowed_origins: Sequence[str] = ("*",),
@@ -162,6 +165,7 @@ def create_server(
         services: at least one, no two of a name. They decide which routes there are.
         api_keys: any of them is needed for all but the probes; none admits everyone.
         admin_keys: any of them is needed for /debug/state, which is not there without.
+        reads_traces: whether requests say of which trace they are part.
         max_body_size: bytes.
         tells_tokenizer: whether there is /tokenizer_info.
         allowed_origins, allowed_methods, allowed_headers, allow_credentials: what pages of other
@@ -184,6 +188,8 @@ def create_server(
     ]
     if api_keys or admin_keys:
         middleware.append(Middleware(RequireKey, keys=api_keys, admin_keys=admin_keys))
+    if reads_traces:
+        middleware.append(Middleware(ReadTraceContext))
     middleware.append(Middleware(AnswerBugs))
     app = Starlette(
         routes=[

@@ -81,6 +81,9 @@ class ServeOptions:
         "Characters of prompts, and of outputs if they are logged, that the line shows; without, "
         "no prompt is shown.",
     )
+    otlp_traces_endpoint: str | None = option(
+        None, "Collector that gets a span of each request: http://host:4317. Needs the extra otel."
+    )
     disable_log_stats: bool = option(False, "Do not log statistics every 10 seconds.")
     disable_uvicorn_access_log: bool = option(False, "Do not log each HTTP request.")
     disable_access_log_for_endpoints: str | None = option(

@@ -85,6 +85,7 @@ def make_app(
         services,
         api_keys=options.api_key,
         admin_keys=options.admin_api_key,
+        reads_traces=options.otlp_traces_endpoint is not None,
         max_body_size=options.max_body_size,
         tells_tokenizer=options.enable_tokenizer_info_endpoint,
         allowed_origins=options.allowed_origins,

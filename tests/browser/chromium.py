@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,15 @@ _FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
     *("--no-first-run", "--hide-scrollbars", "--remote-debugging-pipe"),
 )
-_PATIENCE = 30.0
+# It takes its orders at descriptor 3 and replies at 4.
+_START = """
+import os, sys
+reads, writes, program, *flags = sys.argv[1:]
+os.dup2(int(reads), 3)
+os.dup2(int(writes), 4)
+os.execv(program, [program, *flags])
+"""
+_PATIENCE = 20.0
 
 
 class Page:
@@ -37,6 +46,7 @@ class Page:
 
     def open(self, url: str) -> None:
         self._call("Page.navigate", url=url)
+        self.until(f"location.href === {url!r} && document.readyState === 'complete'")
 
     def run(self, script: str) -> Any:
         """The value of an expression, awaited if it is a promise."""
@@ -49,7 +59,7 @@ class Page:
     def until(self, script: str) -> None:
         """Wait until an expression is true."""
         deadline = time.monotonic() + _PATIENCE
-        while not self.run(script):
+        while not self.run(f"Boolean({script})"):
             assert time.monotonic() < deadline, f"never: {script}\n{self.messages}"
             time.sleep(0.05)
 
@@ -117,10 +127,9 @@ def browser(folder: Path) -> Iterator[Page]:
     """A page of a browser of its own, whose profile is in a folder."""
     assert PROGRAM is not None, "there is no chromium"
     (browser_reads, to_browser), (from_browser, browser_writes) = os.pipe(), os.pipe()
-    # It takes its orders at descriptor 3 and replies at 4.
-    start = f'exec "$0" "$@" 3<&{browser_reads} 4>&{browser_writes}'
+    ends = (str(browser_reads), str(browser_writes))
     process = subprocess.Popen(
-        ["/bin/sh", "-c", start, PROGRAM, *_FLAGS, f"--user-data-dir={folder}"],
+        [sys.executable, "-c", _START, *ends, PROGRAM, *_FLAGS, f"--user-data-dir={folder}"],
         pass_fds=(browser_reads, browser_writes),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
