@@ -1,6 +1,8 @@
 """Every metric that vLLM's users know: its name, its type and its labels."""
 
+import re
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -134,6 +136,23 @@ def test_no_name_of_vllms_prefix_is_our_own(
 ) -> None:
     ours = {name.removeprefix("vllm:") for name in families if name.startswith("vllm:")}
     assert {name for name in ours if not name.endswith("_created")} == {*TABLE}
+
+
+def test_our_own_are_explained(
+    families: dict[str, tuple[str, list[dict[str, str]]]],
+) -> None:
+    """Each in docs/operations.md, with its type."""
+    text = (Path(__file__).parents[2] / "docs/operations.md").read_text()
+    rows = [row.split("|")[1:3] for row in text.splitlines() if row.startswith("| `paged:")]
+    explained = {
+        name: kind.strip() for names, kind in rows for name in re.findall(r"`(paged:\w+)`", names)
+    }
+    ours = {
+        name: kind
+        for name, (kind, _) in families.items()
+        if name.startswith("paged:") and not name.endswith("_created")
+    }
+    assert ours == explained
 
 
 def test_a_scrape_takes_milliseconds(client: TestClient, engine: FakeEngine) -> None:
