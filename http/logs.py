@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from http import HTTPStatus
 
 from paged.http.engine import AnyEngine
+from paged.http.paths import STATUS_PATH
 from paged.runtime.logs import LogFormat, log_to_stderr
 from paged.runtime.messages import EngineStats
 
@@ -18,13 +20,23 @@ _ACCESS = ("client", "method", "path", "http_version", "status")
 def configure_logging(level: str, log_format: LogFormat = "text") -> None:
     """Log our own and the HTTP server's lines from `level` up, and others' warnings."""
     log_to_stderr(level.upper(), "paged", "uvicorn", log_format=log_format)
-    logging.getLogger("uvicorn.access").addFilter(_with_fields)
+    access = logging.getLogger("uvicorn.access")
+    access.addFilter(_is_no_poll)
+    access.addFilter(_with_fields)
     # uvicorn tells of start and stop, which we do too, under a name that looks like trouble.
     logging.getLogger("uvicorn.error").addFilter(_is_no_chatter)
 
 
 def _is_no_chatter(record: logging.LogRecord) -> bool:
     return record.levelno != logging.INFO
+
+
+def _is_no_poll(record: logging.LogRecord) -> bool:
+    """Whether a line is of more than a status page that asks again, once a second."""
+    args = record.args
+    if not isinstance(args, tuple) or len(args) != len(_ACCESS):
+        return True
+    return not (str(args[2]).endswith(STATUS_PATH) and args[4] == HTTPStatus.OK)
 
 
 def _with_fields(record: logging.LogRecord) -> bool:

@@ -6,6 +6,8 @@ from starlette.types import Scope
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
 """What needs no key, and is not counted."""
+STATUS_PATH = "/status.json"
+"""What the status page asks for every second."""
 _PAGE, _PAGE_FILES = "/", "/static/"
 _ADMIN = "/debug/"
 

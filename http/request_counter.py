@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paged.http.api.errors import REFUSAL_CAUSE
-from paged.http.paths import OPEN_PATHS, path_of
+from paged.http.paths import OPEN_PATHS, STATUS_PATH, path_of
 
-_UNCOUNTED_PATHS = OPEN_PATHS | {"/load"}
+_UNCOUNTED_PATHS = OPEN_PATHS | {"/load", STATUS_PATH}
 DIRECT_SEND = "paged.direct_send"
 """Where a request's scope has the server's own `send`. No middleware looks at the parts of a body,
 and six of them take as long as encoding one: streams send theirs past them, after the head."""

@@ -19,6 +19,7 @@ from starlette.routing import Route
 import paged
 from paged.http.api.errors import ApiError
 from paged.http.api.service import AnyService, Models, Service, models_of
+from paged.http.paths import STATUS_PATH
 from paged.http.recent import History, Second, history
 from paged.runtime.engine_state import EngineState, ProcessState, SequenceState
 from paged.runtime.errors import EngineDead
@@ -174,7 +175,7 @@ async def debug_state(request: Request) -> Response:
 STATUS_ROUTES = [
     Route("/", home, include_in_schema=False),
     Route("/static/{name}", static, include_in_schema=False),
-    Route("/status.json", status),
+    Route(STATUS_PATH, status),
 ]
 DEBUG_ROUTES = [Route("/debug/state", debug_state)]
 
