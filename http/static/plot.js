@@ -1,6 +1,7 @@
 // A plot of the last minutes: a line, and a fainter one above it.
 
 const SVG = "http://www.w3.org/2000/svg";
+const LONGEST_GAP = 6; // entries without a value that a line goes across
 const ROOM = { left: 34, right: 2, top: 6, bottom: 18 };
 
 function make(tag, attributes, text) {
@@ -10,10 +11,10 @@ function make(tag, attributes, text) {
   return element;
 }
 
-// 1, 2 or 5 times a power of ten, at least as large.
+// A round number, at least as large.
 function rounded(value) {
   const power = 10 ** Math.floor(Math.log10(Math.max(value, 1e-3)));
-  return [1, 2, 5, 10].map((digit) => digit * power).find((each) => each >= value * 0.999);
+  return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].map((digit) => digit * power).find((each) => each >= value * 0.999);
 }
 
 const short = (value) =>
@@ -99,12 +100,12 @@ export class Plot {
   }
 }
 
-// Values next to each other: lists of [place, value].
+// Values close to each other: lists of [place, value].
 function runs(values) {
   const found = [];
   values.forEach((value, i) => {
     if (value === null) return;
-    if (!found.length || found.at(-1).at(-1)[0] !== i - 1) found.push([]);
+    if (!found.length || found.at(-1).at(-1)[0] < i - LONGEST_GAP) found.push([]);
     found.at(-1).push([i, value]);
   });
   return found;
