@@ -67,7 +67,8 @@ class ModelStatus(msgspec.Struct, frozen=True):
         generates: whether it makes text.
         failed: whether its engine has died.
         stats: of the engine.
-        memory: bytes by purpose.
+        num_devices: that share the model.
+        memory: bytes by purpose, of each device.
         startup: seconds by phase.
         steps: by bucket.
         host_ms: of the host in a step, on average.
@@ -80,6 +81,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     failed: bool
     max_model_len: int
     stats: dict[str, float]
+    num_devices: int
     memory: dict[str, int]
     startup: Mapping[str, float]
     steps: list[StepTime]
@@ -197,6 +199,7 @@ async def _status_of(
         failed=engine.errored,
         max_model_len=engine.max_model_len,
         stats=numbers(stats),
+        num_devices=engine.about.memory.num_devices if engine.about else 1,
         memory=memory_split(engine.about.memory) if engine.about else {},
         startup=engine.about.startup if engine.about else {},
         steps=[

@@ -195,10 +195,11 @@ function showPlots({ history }) {
   find("tokens-now").textContent = whole(history.rate);
 }
 
-function showMemory({ memory, startup, steps, host_ms: host }) {
+function showMemory({ num_devices: devices, memory, startup, steps, host_ms: host }) {
   const parts = Object.entries(memory);
   const total = parts.reduce((sum, [, size]) => sum + size, 0);
-  find("memory-note").textContent = `${bytes(total)}, divided at the start`;
+  const each = devices > 1 ? ` on each of ${devices} devices` : "";
+  find("memory-note").textContent = `${bytes(total)}${each}, divided at the start`;
   const classOf = (i) => `m${Math.min(i, 5)}`;
   find("memory-bar").replaceChildren(...parts.map(([, size], i) => {
     const part = make("i", classOf(i));

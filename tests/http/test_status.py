@@ -36,6 +36,7 @@ def test_what_the_page_shows(client: TestClient, engine: FakeEngine) -> None:
         "slot state": 2**20,
         "left over": 2**33 - 2**31 - 101 * 160 - 2**28 - 2**20,
     }
+    assert model["num_devices"] == 1
     assert model["startup"] == {"weights": 1.5, "compile": 20.0}
     assert model["steps"] == [{"bucket": "decode_4", "count": 4, "ms": 1.5}]
     assert model["host_ms"] == pytest.approx(0.05)
