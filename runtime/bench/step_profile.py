@@ -216,6 +216,8 @@ def read_kernels(folder: Path, num_steps: int) -> list[Kernel]:
             key = (event.name, event.program)
             times[key] += nanoseconds
             counts[key] += 1
+    if not times:
+        raise RuntimeError("JAX's profiler has seen no kernel; is another profiler attached?")
     kernels = [
         Kernel(name, program, spent / 1e6 / num_steps, counts[name, program] / num_steps)
         for (name, program), spent in times.items()
