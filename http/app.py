@@ -209,6 +209,11 @@ async def health(request: Request) -> Response:
     return Response()
 
 
+async def ready(request: Request) -> Response:
+    """200 while requests are taken. Before that and while it stops, the gate answers."""
+    return await health(request)
+
+
 async def version(request: Request) -> Response:
     """The version of Paged."""
     return JSONResponse({"version": paged.__version__})
@@ -252,6 +257,7 @@ _HANDLED = (
 _ROUTES = [
     Route("/health", health),
     Route("/ping", health, methods=["GET", "POST"]),
+    Route("/ready", ready),
     Route("/version", version),
     Route("/metrics", metrics),
     Route("/load", load),

@@ -58,6 +58,11 @@ class ServeOptions:
         "delay, and each needs a core.",
     )
     max_body_size: int = option(32 * 2**20, "Bytes of a request body at most.")
+    timeout_keep_alive: int = option(
+        75,
+        "Seconds that a connection may be idle: longer than clients and proxies keep theirs, for "
+        "the one who closes first must not be the server.",
+    )
     shutdown_timeout: float = option(
         30.0, "Seconds that running requests get to finish when the server is stopped."
     )
@@ -76,6 +81,11 @@ class ServeOptions:
             raise ConfigError(
                 f"--shutdown-timeout must be between 0 and {_LONGEST_SHUTDOWN} seconds, "
                 f"got {self.shutdown_timeout}"
+            )
+        if not 1 <= self.timeout_keep_alive <= _LONGEST_SHUTDOWN:
+            raise ConfigError(
+                f"--timeout-keep-alive must be between 1 and {_LONGEST_SHUTDOWN} seconds, "
+                f"got {self.timeout_keep_alive}"
             )
         if self.api_server_count < 1:
             raise ConfigError(f"--api-server-count must be at least 1, got {self.api_server_count}")

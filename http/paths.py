@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from starlette.types import Scope
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
+PROBES = frozenset({"/health", "/ping", "/ready"})
+"""Where supervisors and load balancers ask how the server is."""
+
+OPEN_PATHS = PROBES | {"/version", "/metrics"}
 """What needs no key."""
 
 

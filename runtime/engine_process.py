@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from paged.models.reports import reports_to
 from paged.runtime.clients import Client, Clients
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import LoadedCore, find_model
@@ -29,6 +30,7 @@ from paged.runtime.wire import (
     Add,
     Channel,
     Failed,
+    Loading,
     Ready,
     ResetPrefixCache,
     Start,
@@ -72,7 +74,9 @@ def serve_model[T](
     try:
         start = _receive_start(channel)
         log_to_stderr(start.log_level, "paged", about=start.about)
-        serve(load(start), channel)
+        with reports_to(lambda news: channel.send(Loading(*news))):
+            loaded = load(start)
+        serve(loaded, channel)
     except Exception as error:
         channel.send(_last_words(error))
         channel.flush()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
+from paged.models.reports import Report, report
 from paged.runtime.child_process import ChildProcess, JoinedProcess
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import EngineDead, InvalidRequest
@@ -21,6 +22,7 @@ from paged.runtime.wire import (
     Channel,
     Failed,
     FromEngine,
+    Loading,
     News,
     Ready,
     ResetPrefixCache,
@@ -182,6 +184,8 @@ class RemoteCore:
                     self._news.append(message)
                 case WasReset():
                     self._answers.append(message.done)
+                case Loading():
+                    report(Report(message.label, message.unit, message.done, message.total))
                 case Ready():
                     self._ready = message
                 case Failed():

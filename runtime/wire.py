@@ -1,9 +1,9 @@
 """How API processes and the engine process talk: msgpack messages over local sockets.
 
 An API process sends Start once, then what is to be done; closing its side is the order to close,
-or, for those that joined later, to forget it. The engine process answers Ready or Failed, then
-sends each its News after a step. One for vectors and scores answers PoolingReady or Failed, then
-each Compute with Computed.
+or, for those that joined later, to forget it. The engine process tells the first of its Loading,
+answers Ready or Failed, then sends each its News after a step. One for vectors and scores answers
+PoolingReady or Failed, then each Compute with Computed.
 """
 
 from __future__ import annotations
@@ -60,6 +60,15 @@ class Abort(_Message, frozen=True):
 
 class ResetPrefixCache(_Message, frozen=True):
     """Forget all cached pages; answered by WasReset."""
+
+
+class Loading(_Message, frozen=True):
+    """How far the start has got; see `paged.models.reports.Report`."""
+
+    label: str
+    unit: str
+    done: int
+    total: int
 
 
 class Ready(_Message, frozen=True):
@@ -139,9 +148,9 @@ class Computed(_Message, frozen=True):
 
 
 ToEngine = Start | Add | Abort | ResetPrefixCache
-FromEngine = Ready | News | WasReset | Failed
+FromEngine = Loading | Ready | News | WasReset | Failed
 ToPooling = Start | Compute
-FromPooling = PoolingReady | Computed | Failed
+FromPooling = Loading | PoolingReady | Computed | Failed
 
 
 class Channel:
