@@ -23,7 +23,7 @@ from paged.http.api.chat import chat_completions
 from paged.http.api.completions import completions
 from paged.http.api.defaults import RequestDefaults
 from paged.http.api.embeddings import embeddings
-from paged.http.api.errors import ApiError, GenerationFailed, handle_error
+from paged.http.api.errors import ApiError, GenerationFailed, handle_error, unavailable
 from paged.http.api.invocations import Handler, invocations
 from paged.http.api.models import list_models, retrieve_model
 from paged.http.api.openapi import openapi, page
@@ -46,6 +46,7 @@ from paged.http.bugs import AnswerBugs
 from paged.http.engine import Engine
 from paged.http.metrics import Metrics, registry_of
 from paged.http.options import ServeOptions
+from paged.http.paths import path_of
 from paged.http.peers import Answers, Peers, added
 from paged.http.request_counter import CountRequests, Load
 from paged.http.request_ids import EchoRequestId
@@ -53,6 +54,8 @@ from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.pooling.engine import PoolingEngine
 
 _ALONE = Peers()
+# Seconds after which a probe that failed may ask again.
+_SECONDS_TO_RETRY = 5
 
 
 class Door(TypedDict, total=False):
@@ -192,7 +195,7 @@ def told(app: Starlette) -> Answers:
     """What the process of an application tells its peers."""
     state = app.state
     return {
-        "dead": state.models.dead,
+        "troubles": state.models.troubles,
         "load": lambda: state.load.num_requests,
         "metrics": lambda: generate_latest(state.registry).decode(),
     }
@@ -200,12 +203,11 @@ def told(app: Starlette) -> Answers:
 
 async def health(request: Request) -> Response:
     """200 while requests can be served by all models."""
-    dead = models_of(request).dead()
-    if not dead:  # else the others may be gone by now
-        dead = sorted({*chain(*await request.app.state.peers.ask("dead", list[str]))})
-    if dead:
-        message = f"The engine of {', '.join(dead)} has stopped; see the server's log"
-        raise ApiError(503, message, "ServiceUnavailableError")
+    troubles = models_of(request).troubles()
+    if not troubles:  # else the others may be gone by now
+        troubles = sorted({*chain(*await request.app.state.peers.ask("troubles", list[str]))})
+    if troubles:
+        return unavailable("; ".join(troubles), path_of(request.scope), _SECONDS_TO_RETRY)
     return Response()
 
 

@@ -85,4 +85,5 @@ def _counters(stats: EngineStats) -> list[_Value]:
         ("vllm:num_preemptions", "Sequences preempted.", stats.num_preemptions),
         ("paged:num_steps", "Steps run.", stats.num_steps),
         ("paged:compiles_after_warmup", compiles, stats.compiles_after_warmup),
+        ("paged:engine_restarts", "Engines started after one that died.", stats.num_restarts),
     ]

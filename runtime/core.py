@@ -207,6 +207,9 @@ class EngineCore:
             self._disk.files.clear()
         return True
 
+    def kill(self, reason: str) -> None:
+        """Nothing: a thread cannot be ended from outside."""
+
     def close(self) -> None:
         """End everything and give the device's memory back. Idempotent."""
         for request_id in list(self._requests):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -41,6 +42,9 @@ class Core(Protocol):
     def step(self) -> list[SequenceOutput]: ...
     def stats(self) -> EngineStats: ...
     def reset_prefix_cache(self) -> bool: ...
+    def kill(self, reason: str) -> None:
+        """Die, even in the middle of a step, if that can be done; called from any thread."""
+
     def close(self) -> None: ...
 
 
@@ -112,6 +116,10 @@ class Engine:
         """Forget all cached pages; False, and nothing done, while requests use pages."""
         return self._core.reset_prefix_cache()
 
+    def kill(self, reason: str) -> None:
+        """Have a core die that hangs, if that can be done; from any thread."""
+        self._core.kill(reason)
+
     def close(self) -> None:
         """End everything and free the device's memory. Idempotent."""
         self._core.close()
@@ -177,6 +185,17 @@ def load_engine(
         has_priorities=config.scheduling_policy == "priority",
     )
     return Engine(core, front)
+
+
+def load_again(
+    config: EngineConfig, front: Front, make_core: Callable[[EngineConfig], LoadedCore] | None
+) -> Engine:
+    """Another engine after one with this front whose core, in another process, has died.
+
+    Raises as `load_engine`, and whatever `make_core` raises.
+    """
+    core = (make_core or RemoteCore)(config)
+    return Engine(core, replace(front, max_model_len=core.max_model_len))
 
 
 def find_model(config: EngineConfig) -> ModelSource:

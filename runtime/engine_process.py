@@ -104,7 +104,8 @@ def _serve(core: LoadedCore, clients: Clients) -> None:
     ready = Ready(core.max_model_len, core.vocab_size, core.memory, core.stats())
     clients.first.channel.send(ready)
     while True:
-        for client in clients.heard(wait=not core.has_work):
+        was_idle = not core.has_work
+        for client in clients.heard(wait=was_idle):
             try:
                 messages = client.channel.receive(wait=False)
             except EOFError:
@@ -119,8 +120,11 @@ def _serve(core: LoadedCore, clients: Clients) -> None:
                     client.channel.send(ready)
                 else:
                     _take(core, clients, client, message)
+        if was_idle and core.has_work and clients.are_several:
+            # The first is to know that a step is waited for, if only by another client.
+            clients.tell([], core.stats(), everybody=True)
         outputs = core.step() if core.has_work else []
-        clients.tell(outputs, core.stats(), idle=not core.has_work)
+        clients.tell(outputs, core.stats(), everybody=not core.has_work)
         if any(item.finish_reason == "error" for item in outputs):
             core.step()  # raises what the core died of
 

@@ -107,6 +107,8 @@ class EngineStats(msgspec.Struct, frozen=True):
         num_preemptions: counter.
         num_steps: counter.
         compiles_after_warmup: counter; 0 unless something is wrong.
+        num_restarts: counter, engines that have followed one that died, after which the other
+            counters begin at 0.
     """
 
     num_running: int = 0
@@ -133,3 +135,4 @@ class EngineStats(msgspec.Struct, frozen=True):
     num_preemptions: int = 0
     num_steps: int = 0
     compiles_after_warmup: int = 0
+    num_restarts: int = 0

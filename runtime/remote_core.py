@@ -82,6 +82,7 @@ class RemoteCore:
         self._answers: list[bool] = []
         self._failure: Failed | None = None
         self._is_closed = False
+        self._why_killed: str | None = None
         descriptor = None if door is None else door.fileno()
         shared = () if descriptor is None else (descriptor,)
         self._process = process or ChildProcess(program, shared=shared)
@@ -148,6 +149,11 @@ class RemoteCore:
             self._check_alive()
         return self._answers.pop()
 
+    def kill(self, reason: str) -> None:
+        """End the process at once, from any thread, unless somebody else has started it."""
+        self._why_killed = reason
+        self._process.end(0)
+
     def close(self) -> None:
         """End everything, and wait until the process is gone. Idempotent."""
         if not self._is_closed:
@@ -176,7 +182,7 @@ class RemoteCore:
         try:
             messages = self._channel.receive(wait=True)
         except EOFError:
-            self._failure = Failed.of(EngineDead(self._process.how_it_ended()))
+            self._failure = Failed.of(EngineDead(self._why_killed or self._process.how_it_ended()))
             return
         for message in messages:
             match message:
