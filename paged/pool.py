@@ -182,6 +182,15 @@ class PagePool:
         if self.enable_prefix_caching and page_hash not in self._page_of:
             self._name(page, page_hash)
 
+    def forget(self, pages: Sequence[int]) -> None:
+        """Let used pages be found by nobody any more, nor their content on the host."""
+        for page in pages:
+            assert self._references[page], f"page {page} is not used: it has nothing to forget"
+            page_hash = self._hash_of.pop(page, None)
+            if page_hash is not None:
+                del self._page_of[page_hash]
+                self.host.forget(page_hash)
+
     def find(self, page_hash: bytes, group: int = 0, *, on_host: bool = False) -> int | None:
         """The page of a group that holds the content of that hash. Takes no reference.
 

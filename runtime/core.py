@@ -30,7 +30,13 @@ from paged.runtime.engine import load_tokenizer
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.guides import Grammars, Guide
 from paged.runtime.live_requests import LiveRequest, Owner, Preparing, ending, limits_of
-from paged.runtime.messages import Candidates, EngineRequest, EngineStats, SequenceOutput
+from paged.runtime.messages import (
+    NO_NUMBERS,
+    Candidates,
+    EngineRequest,
+    EngineStats,
+    SequenceOutput,
+)
 from paged.runtime.plan import Row, StepPlan, TokenEvent
 from paged.runtime.runner import InFlight, SlotRequest, StepResult
 from paged.runtime.sampler import TokenLogprobs
@@ -345,6 +351,10 @@ class EngineCore:
         sequence, reason = event.sequence, event.finish_reason
         owner = self._owner[sequence]
         live = owner.live
+        if event.token < 0:
+            self._forget(sequence)
+            logger.error("%s ends alone: %s", live.request.request_id, NO_NUMBERS)
+            return ending(live, owner.index, "abort", NO_NUMBERS)
         logprobs, prompt_logprobs = self._scores(owner, event, result) if owner.says_more else _NONE
         if reason is not None:
             self._forget(sequence)

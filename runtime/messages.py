@@ -11,6 +11,9 @@ import msgspec
 
 from paged.runtime.sampling_params import SamplingParams
 
+NO_NUMBERS = "the model's scores for the next token are no numbers (NaN or infinite)"
+"""The error of a sequence that ends because of it, and ends alone."""
+
 
 class EngineRequest(msgspec.Struct, frozen=True):
     """A validated request.

@@ -196,6 +196,10 @@ class PageTables:
             tokens = sequence.tokens(len(hashes) * page_size, num_pages * page_size)
             extend_hashes(hashes, tokens, page_size, sequence.cache_salt)
 
+    def forget(self, sequence: Sequence) -> None:
+        """Let nobody else find its pages: what they hold is not to be trusted."""
+        self._pool.forget(_entry_by_entry(sequence.page_tables))
+
     def release(self, sequence: Sequence) -> None:
         """Give all its pages back."""
         self._pool.release(_entry_by_entry(sequence.page_tables))

@@ -79,7 +79,15 @@ _FAILED = "The engine failed while it worked on this request; see the server's l
 
 
 class GenerationFailed(RuntimeError):
-    """The engine gave up on this request alone."""
+    """The engine gave up on this request.
+
+    Attributes:
+        told: what the client may know of the reason.
+    """
+
+    def __init__(self, message: str, told: str | None = None) -> None:
+        super().__init__(message)
+        self.told = told
 
 
 def error_info(error: Exception) -> ErrorInfo:
@@ -97,7 +105,7 @@ def error_info(error: Exception) -> ErrorInfo:
             message = "The engine has stopped and is being restarted; try again later"
             return _info(message, _UNAVAILABLE, 503)
         case GenerationFailed():
-            return _info(_FAILED, _INTERNAL, 500)
+            return _info(error.told or _FAILED, _INTERNAL, 500)
         case EngineDead():
             return _info("The engine has stopped; see the server's log", _INTERNAL, 500)
         case _:
