@@ -46,7 +46,7 @@ from paged.http.bugs import AnswerBugs
 from paged.http.engine import Engine
 from paged.http.metrics import Metrics, registry_of
 from paged.http.options import ServeOptions
-from paged.http.paths import path_of
+from paged.http.paths import OPEN_PATHS, path_of
 from paged.http.peers import Answers, Peers, added
 from paged.http.request_counter import CountRequests, Load
 from paged.http.request_ids import EchoRequestId
@@ -62,6 +62,7 @@ class Door(TypedDict, total=False):
     """What an application is told of itself rather than of a model; see `create_server`."""
 
     api_keys: Sequence[str]
+    metrics_need_key: bool
     max_body_size: int
     tells_tokenizer: bool
     allowed_origins: Sequence[str]
@@ -142,6 +143,7 @@ def create_server(
     services: Sequence[AnyService],
     *,
     api_keys: Sequence[str] = (),
+    metrics_need_key: bool = False,
     max_body_size: int = ServeOptions.max_body_size,
     tells_tokenizer: bool = False,
     allowed_origins: Sequence[str] = ("*",),
@@ -155,6 +157,7 @@ def create_server(
     Args:
         services: at least one, no two of a name. They decide which routes there are.
         api_keys: any of them is needed for all but the probes; none admits everyone.
+        metrics_need_key: whether one is needed for /metrics, too.
         max_body_size: bytes.
         tells_tokenizer: whether there is /tokenizer_info.
         allowed_origins, allowed_methods, allowed_headers, allow_credentials: what pages of other
@@ -176,7 +179,8 @@ def create_server(
         ),
     ]
     if api_keys:
-        middleware.append(Middleware(RequireKey, keys=api_keys))
+        open_paths = OPEN_PATHS - {"/metrics"} if metrics_need_key else OPEN_PATHS
+        middleware.append(Middleware(RequireKey, keys=api_keys, open_paths=open_paths))
     middleware.append(Middleware(AnswerBugs))
     app = Starlette(
         routes=_routes(services, tells_tokenizer=tells_tokenizer),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from hashlib import sha256
 
 from starlette.datastructures import Headers
@@ -18,12 +18,15 @@ _REFUSAL = "Wrong or missing API key: send it as 'Authorization: Bearer KEY' or 
 class RequireKey:
     """Middleware that lets a request through if it brings one of the keys."""
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Iterable[str], open_paths: Collection[str] = OPEN_PATHS
+    ) -> None:
         self.app = app
+        self.open_paths = open_paths
         self.digests = [sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or path_of(scope) in OPEN_PATHS or self._admits(scope):
+        if scope["type"] != "http" or path_of(scope) in self.open_paths or self._admits(scope):
             await self.app(scope, receive, send)
             return
         error = ApiError(401, _REFUSAL, "AuthenticationError")

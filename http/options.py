@@ -41,6 +41,7 @@ class ServeOptions:
         "Keys, any of which a request must bring; default that in PAGED_API_KEY, "
         "without which everyone is admitted.",
     )
+    metrics_need_key: bool = option(False, "Ask for a key at /metrics, too.")
     enable_tokenizer_info_endpoint: bool = option(
         False, "Tell special tokens and chat template at /tokenizer_info."
     )

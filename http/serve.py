@@ -85,6 +85,7 @@ def make_app(
     return create_server(
         services,
         api_keys=options.api_key,
+        metrics_need_key=options.metrics_need_key,
         max_body_size=options.max_body_size,
         tells_tokenizer=options.enable_tokenizer_info_endpoint,
         allowed_origins=options.allowed_origins,
