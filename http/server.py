@@ -191,7 +191,8 @@ class Server(uvicorn.Server):
             await asyncio.sleep(_WATCH_INTERVAL)
         self.status = 1
         logger.critical("%s has stopped; shutting down", what)
-        self.should_exit = True
+        self._is_told_to_stop = True
+        await self._drain(opened)  # what other engines have begun
 
     def _what_has_stopped(self, opened: Opened) -> str | None:
         """An engine, or an API process before its time; None if nothing has."""
