@@ -79,7 +79,7 @@ class HostPages:
     def forget(self, page_hash: bytes) -> None:
         """Free the page that holds the content of that hash, if one does that is not on hold."""
         page = self._page_of.get(page_hash)
-        if page in self._idle:
+        if page is not None and page in self._idle:
             del self._idle[page]
             del self._page_of[self._hash_of.pop(page)]
             self._free.append(page)

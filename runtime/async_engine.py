@@ -17,7 +17,7 @@ from paged.runtime.beam_search import BeamSearchParams, begin_search
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import LoadedCore, engine_config, load_again, load_engine
 from paged.runtime.engine_thread import Stream
-from paged.runtime.errors import EngineDead
+from paged.runtime.errors import EngineDead, EngineRestarting
 from paged.runtime.front import Front, Prepared, Prompt, TokensPrompt
 from paged.runtime.keeper import Keeper, Keeping
 from paged.runtime.long_text import without_hurry
@@ -156,7 +156,7 @@ class AsyncEngine:
         finished = False
         try:
             while not finished:
-                output = await stream.get()
+                output = await self._next(stream)
                 finished = output.finished
                 yield output
         finally:
@@ -207,6 +207,14 @@ class AsyncEngine:
     def shutdown(self) -> None:
         """End running requests with finish_reason "abort" and free the device. Idempotent."""
         self._shutdown()
+
+    async def _next(self, stream: Stream) -> RequestOutput:
+        try:
+            return await stream.get()
+        except EngineDead as error:
+            if self._keeper.is_restarting:
+                raise EngineRestarting(str(error)) from error
+            raise
 
     async def _prepare(
         self,
