@@ -93,6 +93,9 @@ class Clock:
     def reset_prefix_cache(self) -> bool:
         return True
 
+    def kill(self, reason: str) -> None:
+        """Nothing: it does not hang."""
+
     def close(self) -> None:
         self._live.clear()
         self._waiting.clear()

@@ -23,7 +23,7 @@ from paged.http.api.chat import chat_completions
 from paged.http.api.completions import completions
 from paged.http.api.defaults import RequestDefaults
 from paged.http.api.embeddings import embeddings
-from paged.http.api.errors import ApiError, GenerationFailed, handle_error
+from paged.http.api.errors import ApiError, GenerationFailed, handle_error, unavailable
 from paged.http.api.invocations import Handler, invocations
 from paged.http.api.models import list_models, retrieve_model
 from paged.http.api.openapi import openapi, page
@@ -46,6 +46,7 @@ from paged.http.bugs import AnswerBugs
 from paged.http.engine import Engine
 from paged.http.metrics import Metrics, registry_of
 from paged.http.options import ServeOptions
+from paged.http.paths import path_of
 from paged.http.peers import Answers, Peers, added
 from paged.http.request_counter import CountRequests, Load
 from paged.http.request_ids import EchoRequestId
@@ -56,6 +57,8 @@ from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.pooling.engine import PoolingEngine
 
 _ALONE = Peers()
+# Seconds after which a probe that failed may ask again.
+_SECONDS_TO_RETRY = 5
 
 
 class Door(TypedDict, total=False):
@@ -64,6 +67,7 @@ class Door(TypedDict, total=False):
     api_keys: Sequence[str]
     admin_keys: Sequence[str]
     reads_traces: bool
+    metrics_need_key: bool
     max_body_size: int
     tells_tokenizer: bool
     allowed_origins: Sequence[str]
@@ -151,6 +155,7 @@ def create_server(
     api_keys: Sequence[str] = (),
     admin_keys: Sequence[str] = (),
     reads_traces: bool = False,
+    metrics_need_key: bool = False,
     max_body_size: int = ServeOptions.max_body_size,
     tells_tokenizer: bool = False,
     allowed_origins: Sequence[str] = ("*",),
@@ -166,6 +171,7 @@ def create_server(
         api_keys: any of them is needed for all but the probes; none admits everyone.
         admin_keys: any of them is needed for /debug/state, which is not there without.
         reads_traces: whether requests say of which trace they are part.
+        metrics_need_key: whether one is needed for /metrics, too.
         max_body_size: bytes.
         tells_tokenizer: whether there is /tokenizer_info.
         allowed_origins, allowed_methods, allowed_headers, allow_credentials: what pages of other
@@ -187,7 +193,9 @@ def create_server(
         ),
     ]
     if api_keys or admin_keys:
-        middleware.append(Middleware(RequireKey, keys=api_keys, admin_keys=admin_keys))
+        closed = {"/metrics"} if metrics_need_key and api_keys else set()
+        how = {"keys": api_keys, "admin_keys": admin_keys, "closed": closed}
+        middleware.append(Middleware(RequireKey, **how))
     if reads_traces:
         middleware.append(Middleware(ReadTraceContext))
     middleware.append(Middleware(AnswerBugs))
@@ -213,7 +221,7 @@ def told(app: Starlette) -> Answers:
     """What the process of an application tells its peers."""
     state = app.state
     return {
-        "dead": state.models.dead,
+        "troubles": state.models.troubles,
         "load": lambda: state.load.num_requests,
         "metrics": lambda: generate_latest(state.registry).decode(),
         "recent": lambda: recent_of(state.models),
@@ -222,13 +230,17 @@ def told(app: Starlette) -> Answers:
 
 async def health(request: Request) -> Response:
     """200 while requests can be served by all models."""
-    dead = models_of(request).dead()
-    if not dead:  # else the others may be gone by now
-        dead = sorted({*chain(*await request.app.state.peers.ask("dead", list[str]))})
-    if dead:
-        message = f"The engine of {', '.join(dead)} has stopped; see the server's log"
-        raise ApiError(503, message, "ServiceUnavailableError")
+    troubles = models_of(request).troubles()
+    if not troubles:  # else the others may be gone by now
+        troubles = sorted({*chain(*await request.app.state.peers.ask("troubles", list[str]))})
+    if troubles:
+        return unavailable("; ".join(troubles), path_of(request.scope), _SECONDS_TO_RETRY)
     return Response()
+
+
+async def ready(request: Request) -> Response:
+    """200 while requests are taken. Before that and while it stops, the gate answers."""
+    return await health(request)
 
 
 async def version(request: Request) -> Response:
@@ -274,6 +286,7 @@ _HANDLED = (
 _ROUTES = [
     Route("/health", health),
     Route("/ping", health, methods=["GET", "POST"]),
+    Route("/ready", ready),
     Route("/version", version),
     Route("/metrics", metrics),
     Route("/load", load),

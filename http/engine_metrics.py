@@ -177,6 +177,7 @@ def _counters(stats: EngineStats) -> list[_Value]:
         ("paged:step_tokens", "Tokens in steps.", num_in_steps),
         ("paged:step_padding", "Places of steps without one.", padding),
         ("paged:compiles_after_warmup", compiles, stats.compiles_after_warmup),
+        ("paged:engine_restarts", "Engines started after one that died.", stats.num_restarts),
         *((name, text, 0) for name, text in _NEVER.items()),
     ]
 

@@ -17,7 +17,8 @@ ALWAYS_ON = (
     *("--enable-prompt-tokens-details", "--enable-request-id-headers"),
     "--enable-server-load-tracking",
 )
-_LONGEST_SHUTDOWN = 24 * 60 * 60
+_LONGEST_TIME = 24 * 60 * 60
+_MOST_RESTARTS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,7 @@ class ServeOptions:
     admin_api_key: tuple[str, ...] = option(
         (), "Keys, any of which /debug/state must be asked with; without, it is not there."
     )
+    metrics_need_key: bool = option(False, "Ask for a key at /metrics, too.")
     enable_tokenizer_info_endpoint: bool = option(
         False, "Tell special tokens and chat template at /tokenizer_info."
     )
@@ -61,8 +63,23 @@ class ServeOptions:
         "delay, and each needs a core.",
     )
     max_body_size: int = option(32 * 2**20, "Bytes of a request body at most.")
+    timeout_keep_alive: int = option(
+        75,
+        "Seconds that a connection may be idle: longer than clients and proxies keep theirs, for "
+        "the one who closes first must not be the server.",
+    )
     shutdown_timeout: float = option(
         30.0, "Seconds that running requests get to finish when the server is stopped."
+    )
+    step_timeout: float = option(
+        120.0,
+        "Seconds that a step may take, five times as many for the first ones: then the engine "
+        "process is ended and another one started. /health says so after a quarter of them.",
+    )
+    max_engine_restarts: int = option(
+        3,
+        "How many times in ten minutes an engine process that died is replaced; after that, or "
+        "with 0 at the first death, the server leaves with exit status 1.",
     )
     uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug"] = option(
         "info", "Least level that is logged."
@@ -91,10 +108,25 @@ class ServeOptions:
     )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.shutdown_timeout <= _LONGEST_SHUTDOWN:
+        if not 0 <= self.shutdown_timeout <= _LONGEST_TIME:
             raise ConfigError(
-                f"--shutdown-timeout must be between 0 and {_LONGEST_SHUTDOWN} seconds, "
+                f"--shutdown-timeout must be between 0 and {_LONGEST_TIME} seconds, "
                 f"got {self.shutdown_timeout}"
+            )
+        if not 1 <= self.timeout_keep_alive <= _LONGEST_TIME:
+            raise ConfigError(
+                f"--timeout-keep-alive must be between 1 and {_LONGEST_TIME} seconds, "
+                f"got {self.timeout_keep_alive}"
+            )
+        if not 0 < self.step_timeout <= _LONGEST_TIME:
+            raise ConfigError(
+                f"--step-timeout must be above 0 and at most {_LONGEST_TIME} seconds, "
+                f"got {self.step_timeout}"
+            )
+        if not 0 <= self.max_engine_restarts <= _MOST_RESTARTS:
+            raise ConfigError(
+                f"--max-engine-restarts must be between 0 and {_MOST_RESTARTS}, "
+                f"got {self.max_engine_restarts}"
             )
         if self.api_server_count < 1:
             raise ConfigError(f"--api-server-count must be at least 1, got {self.api_server_count}")

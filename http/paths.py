@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from starlette.types import Scope
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
-"""What needs no key, and is not counted."""
 STATUS_PATH = "/status.json"
 """What the status page asks for every second."""
 _PAGE, _PAGE_FILES = "/", "/static/"
 _ADMIN = "/debug/"
+PROBES = frozenset({"/health", "/ping", "/ready"})
+"""Where supervisors and load balancers ask how the server is."""
+
+OPEN_PATHS = PROBES | {"/version", "/metrics"}
+"""What needs no key, and is not counted."""
 
 
 def path_of(scope: Scope) -> str:

@@ -40,7 +40,13 @@ from paged.runtime.live_requests import (
     limits_of,
     sequence_states,
 )
-from paged.runtime.messages import Candidates, EngineRequest, EngineStats, SequenceOutput
+from paged.runtime.messages import (
+    NO_NUMBERS,
+    Candidates,
+    EngineRequest,
+    EngineStats,
+    SequenceOutput,
+)
 from paged.runtime.plan import Row, StepPlan, TokenEvent
 from paged.runtime.runner import InFlight, SlotRequest, StepResult
 from paged.runtime.sampler import TokenLogprobs
@@ -240,6 +246,9 @@ class EngineCore:
             self._disk.files.clear()
         return True
 
+    def kill(self, reason: str) -> None:
+        """Nothing: a thread cannot be ended from outside."""
+
     def close(self) -> None:
         """End everything and give the device's memory back. Idempotent."""
         for request_id in list(self._requests):
@@ -379,6 +388,10 @@ class EngineCore:
         sequence, reason = event.sequence, event.finish_reason
         owner = self._owner[sequence]
         live = owner.live
+        if event.token < 0:
+            self._forget(sequence)
+            logger.error("%s ends alone: %s", live.request.request_id, NO_NUMBERS)
+            return ending(live, owner.index, "abort", NO_NUMBERS)
         logprobs, prompt_logprobs = self._scores(owner, event, result) if owner.says_more else _NONE
         if reason is not None:
             self._forget(sequence)

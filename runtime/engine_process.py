@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from paged.models.reports import reports_to
 from paged.runtime.clients import Client, Clients
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import LoadedCore, find_model
@@ -29,6 +30,7 @@ from paged.runtime.wire import (
     Add,
     Channel,
     Failed,
+    Loading,
     Look,
     Looked,
     Ready,
@@ -75,7 +77,9 @@ def serve_model[T](
         start = _receive_start(channel)
         how = start.log_format
         log_to_stderr(start.log_level, "paged", about=start.about, log_format=how)
-        serve(load(start), channel)
+        with reports_to(lambda news: channel.send(Loading(*news))):
+            loaded = load(start)
+        serve(loaded, channel)
     except Exception as error:
         channel.send(_last_words(error))
         channel.flush()
@@ -104,7 +108,8 @@ def _serve(core: LoadedCore, clients: Clients) -> None:
     ready = Ready(*facts, core.stats(), core.startup)
     clients.first.channel.send(ready)
     while True:
-        for client in clients.heard(wait=not core.has_work):
+        was_idle = not core.has_work
+        for client in clients.heard(wait=was_idle):
             try:
                 messages = client.channel.receive(wait=False)
             except EOFError:
@@ -119,8 +124,11 @@ def _serve(core: LoadedCore, clients: Clients) -> None:
                     client.channel.send(ready)
                 else:
                     _take(core, clients, client, message)
+        if was_idle and core.has_work and clients.are_several:
+            # The first is to know that a step is waited for, if only by another client.
+            clients.tell([], core.stats(), everybody=True)
         outputs = core.step() if core.has_work else []
-        clients.tell(outputs, core.stats(), idle=not core.has_work)
+        clients.tell(outputs, core.stats(), everybody=not core.has_work)
         if any(item.finish_reason == "error" for item in outputs):
             core.step()  # raises what the core died of
 

@@ -11,6 +11,9 @@ import msgspec
 
 from paged.runtime.sampling_params import SamplingParams
 
+NO_NUMBERS = "the model's scores for the next token are no numbers (NaN or infinite)"
+"""The error of a sequence that ends because of it, and ends alone."""
+
 
 class EngineRequest(msgspec.Struct, frozen=True):
     """A validated request.
@@ -140,6 +143,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
         compiles_after_warmup: counter; 0 unless something is wrong.
         bytes_per_page: of the pool.
         steps: how long and how full they were.
+        num_restarts: counter, engines that have followed one that died, after which the other
+            counters begin at 0.
     """
 
     num_running: int = 0
@@ -171,3 +176,4 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     compiles_after_warmup: int = 0
     bytes_per_page: int = 0
     steps: StepStats = StepStats()
+    num_restarts: int = 0

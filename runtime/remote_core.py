@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
+from paged.models.reports import Report, report
 from paged.runtime.child_process import ChildProcess, JoinedProcess
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine_state import EngineState
@@ -23,6 +24,7 @@ from paged.runtime.wire import (
     Channel,
     Failed,
     FromEngine,
+    Loading,
     Look,
     Looked,
     News,
@@ -85,6 +87,7 @@ class RemoteCore:
         self._viewers: deque[Callable[[EngineState], None]] = deque()
         self._failure: Failed | None = None
         self._is_closed = False
+        self._why_killed: str | None = None
         descriptor = None if door is None else door.fileno()
         shared = () if descriptor is None else (descriptor,)
         self._process = process or ChildProcess(program, shared=shared)
@@ -158,6 +161,11 @@ class RemoteCore:
         self._viewers.append(deliver)
         self._send(Look())
 
+    def kill(self, reason: str) -> None:
+        """End the process at once, from any thread, unless somebody else has started it."""
+        self._why_killed = reason
+        self._process.end(0)
+
     def close(self) -> None:
         """End everything, and wait until the process is gone. Idempotent."""
         if not self._is_closed:
@@ -186,7 +194,7 @@ class RemoteCore:
         try:
             messages = self._channel.receive(wait=True)
         except EOFError:
-            self._failure = Failed.of(EngineDead(self._process.how_it_ended()))
+            self._failure = Failed.of(EngineDead(self._why_killed or self._process.how_it_ended()))
             return
         for message in messages:
             match message:
@@ -196,6 +204,8 @@ class RemoteCore:
                     self._answers.append(message.done)
                 case Looked():
                     self._viewers.popleft()(message.state)
+                case Loading():
+                    report(Report(message.label, message.unit, message.done, message.total))
                 case Ready():
                     self._ready = message
                 case Failed():

@@ -95,6 +95,13 @@ def claim_devices(config: EngineConfig) -> tuple[jax.Device, ...]:
     os.environ |= limits
     try:
         return choose_devices(config.tensor_parallel_size)
+    except (RuntimeError, AssertionError) as error:  # the latter without the plugin for GPUs
+        wanted = os.environ.get("JAX_PLATFORMS") or "any platform"
+        cause = f" ({error})".replace("\n", " ") if str(error) else ""
+        raise ConfigError(
+            f"JAX finds no device of {wanted}{cause}. Look at `nvidia-smi`, install paged[cuda12] "
+            "or paged[cuda13], or set JAX_PLATFORMS=cpu to do without a GPU."
+        ) from error
     finally:
         for name in limits:
             del os.environ[name]
@@ -109,8 +116,25 @@ def prepare(
         clock: is told of the phases.
 
     Raises:
-        ConfigError: the flags do not go together or do not fit the device. Nothing is loaded then.
+        ConfigError: the flags do not go together or do not fit the device. Nothing is loaded then,
+            unless something else takes the device's memory meanwhile.
     """
+    try:
+        return _prepare(config, source, clock, progress=progress)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise ConfigError(
+            "The device has run out of memory while the model was loaded. See with `nvidia-smi` "
+            "whether something else uses it, and lower --gpu-memory-utilization "
+            f"(it is {config.gpu_memory_utilization:g}), --max-num-batched-tokens or "
+            "--max-num-seqs."
+        ) from error
+
+
+def _prepare(
+    config: EngineConfig, source: ModelSource, clock: StartClock, *, progress: bool
+) -> tuple[StepRunner, SchedulerConfig, MemoryPlan]:
     _check_page_folder(config.kv_offloading_dir)
     use_compile_cache(config.compile_cache_dir)
     with clock.phase("device"):

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paged.http.paths import path_of
-from paged.runtime.errors import EngineDead, InvalidRequest, Unsupported
+from paged.runtime.errors import EngineDead, EngineRestarting, InvalidRequest, Unsupported
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,9 @@ _CLIENT_CLOSED_REQUEST = 499
 _INTERNAL = "InternalServerError"
 REFUSAL_CAUSE = "paged.refusal_cause"
 """Where the scope of a request that was refused says why."""
+_UNAVAILABLE = "ServiceUnavailableError"
+# Seconds after which to ask an engine again that is being restarted.
+_RESTART = 10
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
@@ -76,8 +79,19 @@ class ApiError(Exception):
         self.param = param
 
 
+_FAILED = "The engine failed while it worked on this request; see the server's log"
+
+
 class GenerationFailed(RuntimeError):
-    """The engine gave up on this request alone."""
+    """The engine gave up on this request.
+
+    Attributes:
+        told: what the client may know of the reason.
+    """
+
+    def __init__(self, message: str, told: str | None = None) -> None:
+        super().__init__(message)
+        self.told = told
 
 
 def error_info(error: Exception) -> ErrorInfo:
@@ -91,6 +105,11 @@ def error_info(error: Exception) -> ErrorInfo:
             return _info(str(error), "BadRequestError", 400, error.param)
         case HTTPException():
             return _info(error.detail, HTTPStatus(error.status_code).phrase, error.status_code)
+        case EngineRestarting():
+            message = "The engine has stopped and is being restarted; try again later"
+            return _info(message, _UNAVAILABLE, 503)
+        case GenerationFailed():
+            return _info(error.told or _FAILED, _INTERNAL, 500)
         case EngineDead():
             return _info("The engine has stopped; see the server's log", _INTERNAL, 500)
         case _:
@@ -148,15 +167,26 @@ def cause_of(error: Exception) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", words).lower()
 
 
+def unavailable(
+    message: str, path: str, seconds: int, headers: Mapping[str, str] | None = None
+) -> Response:
+    """A 503 that says why, and when to try again."""
+    error = ApiError(503, message, _UNAVAILABLE)
+    return error_response(error, path, {"Retry-After": str(seconds), **(headers or {})})
+
+
 async def handle_error(request: Request, error: Exception) -> Response:
     """Starlette's handler for every exception a route may raise."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
     if isinstance(error, EngineDead | GenerationFailed):
         logger.error("%s %s: %s", request.method, request.url.path, error)
-    path, headers = path_of(request.scope), None
+    path = path_of(request.scope)
+    headers: Mapping[str, str] | None = None
     if isinstance(error, HTTPException):
         error, headers = _of_route(error, request.method, path), error.headers
+    if isinstance(error, EngineRestarting):
+        headers = {"Retry-After": str(_RESTART)}
     return error_response(error, path, headers)
 
 

@@ -12,6 +12,7 @@ from paged.http.api.service import Service
 from paged.http.api.structured import in_words_of
 from paged.http.request_report import Asked, RequestWatch
 from paged.runtime.errors import InvalidRequest
+from paged.runtime.messages import NO_NUMBERS
 from paged.runtime.outputs import RequestOutput
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
@@ -74,7 +75,8 @@ def _check(output: RequestOutput) -> None:
         if sequence.impossible:
             raise InvalidRequest(str(sequence.error), "structured_outputs")
         if sequence.finish_reason == "error":
-            raise GenerationFailed(f"{output.request_id}: {sequence.error}")
+            told = NO_NUMBERS if sequence.error == NO_NUMBERS else None
+            raise GenerationFailed(f"{output.request_id}: {sequence.error}", told)
 
 
 async def _merge(streams: Sequence[Outputs]) -> Outputs:

@@ -322,7 +322,7 @@ def make_engine(monkeypatch: pytest.MonkeyPatch, settings: str) -> AsyncEngine:
 
 
 def remote_of(engine: AsyncEngine) -> Any:
-    return engine._thread._engine._core
+    return engine._keeper.thread._engine._core
 
 
 def pid_of(engine: AsyncEngine) -> int:
@@ -376,7 +376,7 @@ def test_two_hundred_fickle_requests_leave_nothing_behind(engine: AsyncEngine) -
         chances = [random.Random(number) for number in range(200)]
         requests = [fickle(engine, number, chance) for number, chance in enumerate(chances)]
         fates = await asyncio.gather(*requests)
-        thread, core = engine._thread, remote_of(engine)
+        thread, core = engine._keeper.thread, remote_of(engine)
         await until(lambda: engine.stats().num_running == 0)
         await until(lambda: not (core._live or thread._streams or thread._engine.request_ids))
         return fates
