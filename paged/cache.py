@@ -244,23 +244,20 @@ def copy_pages(cache: PagedKVCache, source: jax.Array, target: jax.Array) -> Pag
     return jax.tree.map(copy, cache)
 
 
-PageContent = tuple[jax.Array, ...]
-"""One page over the layers of a group: values [layers, page_size, ..], then scales if there are."""
+PageStack = tuple[jax.Array, ...]
+"""Pages over the layers of a group: values [N, layers, page_size, ..], then scales if there are."""
 
 
-def read_pages(cache: PagedKVCache, source: jax.Array) -> tuple[PageContent, ...]:
-    """The content of pages [N] int32, each in arrays of its own, to be kept elsewhere."""
+def read_pages(cache: PagedKVCache, source: jax.Array) -> PageStack:
+    """The content of pages [N] int32, to be kept elsewhere."""
     leaves = zip(*(jax.tree.leaves(layer) for layer in cache.layers), strict=True)
-    stacked = [jnp.stack([stored[source] for stored in leaf], axis=1) for leaf in leaves]
-    # All pages are gathered at once, and then cut apart; else each would be gathered on its own.
-    stacked = lax.optimization_barrier(stacked)
-    return tuple(tuple(leaf[i] for leaf in stacked) for i in range(len(source)))
+    return tuple(jnp.stack([stored[source] for stored in leaf], axis=1) for leaf in leaves)
 
 
 def write_pages(
-    cache: PagedKVCache, target: jax.Array, contents: tuple[PageContent, ...]
+    cache: PagedKVCache, target: jax.Array, stack: PageStack
 ) -> tuple[PagedKVCache, jax.Array]:
-    """Store contents as `read_pages` gave them in other pages.
+    """Store what `read_pages` gave in other pages.
 
     Args:
         cache: donated.
@@ -269,13 +266,12 @@ def write_pages(
     Returns:
         The cache, and a number that is there once everything is stored.
     """
-    stacked = [jnp.stack(leaf, axis=1) for leaf in zip(*contents, strict=True)]
 
     def store(layer: int, pages: Pages) -> Pages:
         leaves, form = jax.tree.flatten(pages)
         new = [
-            stored.at[target].set(leaf[layer], mode="drop", unique_indices=True)
-            for stored, leaf in zip(leaves, stacked, strict=True)
+            stored.at[target].set(part[:, layer], mode="drop", unique_indices=True)
+            for stored, part in zip(leaves, stack, strict=True)
         ]
         return jax.tree.unflatten(form, new)
 

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.cache import PageContent
+from paged.cache import PageStack
 
 logger = logging.getLogger(__name__)
 
@@ -91,18 +91,23 @@ class DiskPages:
     def __contains__(self, page_hash: bytes) -> bool:
         return page_hash in self._known
 
-    def write(self, page_hash: bytes, arrays: PageContent, *, wait: bool = False) -> None:
-        """Have a page written, if it is not here yet.
+    def write(self, page_hashes: Sequence[bytes], stack: PageStack, *, wait: bool = False) -> None:
+        """Have pages written that are not here yet.
 
         Args:
-            wait: until the disk takes it; else it may be left out.
+            stack: their content, a row each.
+            wait: until the disk takes them; else they may be left out.
         """
-        if page_hash in self._known:
-            self._use(page_hash)
-        elif self._room.acquire(blocking=wait):
-            self._writer.submit(self._write, page_hash, arrays, self._num_clears)
-        else:
-            self.num_left_out += 1
+        missing = {}
+        for row, page_hash in enumerate(page_hashes):
+            if page_hash in self._known:
+                self._use(page_hash)
+            elif self._room.acquire(blocking=wait):
+                missing[row] = page_hash
+            else:
+                self.num_left_out += 1
+        if missing:
+            self._writer.submit(self._write_all, missing, stack, self._num_clears)
 
     def fetch(self, page_hashes: Sequence[bytes]) -> Fetched:
         """Have pages read; those that cannot be are left out."""
@@ -167,11 +172,23 @@ class DiskPages:
         for page_hash in page_hashes:
             self._path(page_hash).unlink(missing_ok=True)
 
-    def _write(self, page_hash: bytes, arrays: PageContent, num_clears: int) -> None:
+    def _write_all(self, page_hashes: dict[int, bytes], stack: PageStack, num_clears: int) -> None:
+        """Write the rows of a stack that are wanted."""
+        try:
+            parts = [np.asarray(_borrowed(part)) for part in stack]
+        except Exception:  # the device's, of a step that failed
+            logger.exception("%d pages were not written", len(page_hashes))
+            parts = []
+        for row, page_hash in page_hashes.items():
+            if parts:
+                self._write(page_hash, [part[row] for part in parts], num_clears)
+            self._room.release()
+
+    def _write(self, page_hash: bytes, arrays: list[NDArray[Any]], num_clears: int) -> None:
         path = self._path(page_hash)
         unfinished = path.with_suffix(f".{secrets.token_hex(8)}")
         try:
-            body = b"".join(np.asarray(array).tobytes() for array in arrays)
+            body = b"".join(array.tobytes() for array in arrays)
             unfinished.write_bytes(_digest(page_hash, body) + body)
             with self._lock:
                 if num_clears == self._num_clears:
@@ -183,11 +200,8 @@ class DiskPages:
             # Once, and not again for each of the thousands that a full disk does not take.
             logger.log(logging.DEBUG if self._fails else logging.WARNING, _NOT_WRITTEN, path, error)
             self._fails = True
-        except Exception:  # the device's, of a step that failed
-            logger.exception("%s was not written", path)
         finally:
             unfinished.unlink(missing_ok=True)
-            self._room.release()
 
     def _forget_oldest(self) -> None:
         while len(self._known) > self.max_pages:
@@ -230,6 +244,12 @@ class DiskPages:
         for part in self._page:
             yield np.frombuffer(file, part.dtype, part.size, offset).reshape(part.shape)
             offset += part.size * part.dtype.itemsize
+
+
+def _borrowed(array: jax.Array) -> jax.Array:
+    """The same memory, of which JAX keeps no copy for as long as the array lives when it is read."""
+    shards = [shard.data for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:

@@ -63,10 +63,9 @@ class DiskTier:
 
     def take_in(self, found: list[FoundPage]) -> None:
         """Keep in host memory what was read."""
-        for page_hash, arrays in found:
-            host_page = self._pool.host.take(page_hash)
-            if host_page is not None:
-                self._runner.host.put(host_page, arrays)
+        taken = [(self._pool.host.take(page_hash), arrays) for page_hash, arrays in found]
+        kept = {page: arrays for page, arrays in taken if page is not None}
+        self._runner.host.put(list(kept), list(kept.values()))
 
     def close(self, *, saves_device: bool) -> None:
         """Write what waits to be written, and what the device still holds if that is wanted.

@@ -133,9 +133,9 @@ def _page_jobs(shapes: StepShapes, cache: PagedKVCache) -> Iterator[tuple[Key, J
     """What moves pages."""
     yield ("copy_pages",), Job(copy_pages, (cache, _int32(COPY_ROOM), _int32(COPY_ROOM)), (0,))
     for size in MOVE_SIZES if shapes.num_host_pages else ():
-        contents = jax.eval_shape(read_pages, cache, _int32(size))
+        stack = jax.eval_shape(read_pages, cache, _int32(size))
         yield ("read_pages", size), Job(read_pages, (cache, _int32(size)))
-        yield ("write_pages", size), Job(write_pages, (cache, _int32(size), contents), (0,))
+        yield ("write_pages", size), Job(write_pages, (cache, _int32(size), stack), (0,))
 
 
 def _slot_jobs(shapes: StepShapes, slots: Any, state: Any) -> Iterator[tuple[Key, Job]]:

@@ -158,7 +158,8 @@ def open_disk_tier(
     if config.kv_offloading_dir is None:
         return None
     cache, one = PagedKVCache.shapes(runner.shapes.cache), jax.ShapeDtypeStruct((1,), jnp.int32)
-    [page] = jax.eval_shape(read_pages, cache, one)
+    stack = jax.eval_shape(read_pages, cache, one)
+    page = [jax.ShapeDtypeStruct(part.shape[1:], part.dtype) for part in stack]
     folder = Path(config.kv_offloading_dir).expanduser() / runner.fingerprint()
     size = int(config.kv_offloading_dir_size * _GIB)
     try:

@@ -24,6 +24,11 @@ PAGE_BYTES = 2 * 4 * 3 * 2 + 2 * 4 * 4 + 32
 ROOM = 100 * PAGE_BYTES
 
 
+def write(pages: DiskPages, *numbers: int, wait: bool = False) -> None:
+    stack = tuple(jnp.stack(parts) for parts in zip(*map(content_of, numbers), strict=True))
+    pages.write(list(map(name_of, numbers)), stack, wait=wait)
+
+
 def content_of(number: int) -> tuple[jax.Array, ...]:
     values = number + jnp.arange(24.0).reshape(2, 4, 3)
     return values.astype(jnp.bfloat16), jnp.full((2, 4), number, jnp.uint32)
@@ -43,8 +48,7 @@ def pages(tmp_path: Path) -> Iterator[DiskPages]:
 def written(folder: Path, *numbers: int, room: int = ROOM) -> None:
     """Leave pages there, as a start before did."""
     pages = DiskPages(folder, room, PAGE)
-    for number in numbers:
-        pages.write(name_of(number), content_of(number), wait=True)
+    write(pages, *numbers, wait=True)
     pages.close()
 
 
@@ -62,8 +66,7 @@ def settle(pages: DiskPages) -> None:
 
 
 def test_pages_are_read_as_they_were_written(pages: DiskPages) -> None:
-    for number in (1, 2):
-        pages.write(name_of(number), content_of(number))
+    write(pages, 1, 2)
     settle(pages)
     assert len(pages) == 2
     check(pages.fetch([name_of(2), name_of(1)]).result(), 2, 1)
@@ -89,10 +92,9 @@ def test_the_least_recently_used_go_when_the_room_is_full(tmp_path: Path) -> Non
 def test_what_is_cleared_is_gone_with_what_waits_to_be_written(
     pages: DiskPages, tmp_path: Path
 ) -> None:
-    for number in (1, 2, 3):
-        pages.write(name_of(number), content_of(number))
+    write(pages, 1, 2, 3)
     pages.clear()
-    pages.write(name_of(4), content_of(4))
+    write(pages, 4)
     settle(pages)
     assert [number for number in range(1, 5) if name_of(number) in pages] == [4]
     assert [path.stem for path in tmp_path.iterdir()] == [name_of(4).hex()]
@@ -142,10 +144,10 @@ def test_what_others_are_writing_or_left_is_no_matter(
 def test_two_may_share_a_folder(pages: DiskPages, tmp_path: Path) -> None:
     written(tmp_path, 1, 2)
     other = DiskPages(tmp_path, PAGE_BYTES, PAGE)
-    other.write(name_of(3), content_of(3), wait=True)
+    write(other, 3, wait=True)
     other.close()  # it has removed 1 and 2
     assert name_of(3) not in pages
-    pages.write(name_of(1), content_of(1))
+    write(pages, 1)
     pages._writer.submit(lambda: None).result()
     check(pages.fetch([name_of(number) for number in (1, 2, 3)]).result(), 1, 3)
 
@@ -158,13 +160,12 @@ def test_a_disk_that_is_full_costs_only_the_page(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
-        for number in (1, 2, 3):
-            pages.write(name_of(number), content_of(number))
+        write(pages, 1, 2, 3)
         settle(pages)
     [record] = caplog.records
     assert "No space left on device" in record.getMessage()
     assert name_of(1) not in pages
-    pages.write(name_of(1), content_of(1))
+    write(pages, 1)
     settle(pages)
     check(pages.fetch([name_of(1)]).result(), 1)
 
