@@ -28,6 +28,7 @@ from paged.runtime.wire import (
     Abort,
     Add,
     Channel,
+    Closing,
     Failed,
     Ready,
     ResetPrefixCache,
@@ -107,7 +108,8 @@ def _serve(core: LoadedCore, clients: Clients) -> None:
                 for request_id in clients.leave(client):
                     core.abort(request_id)
                 if client is clients.first:
-                    core.close()
+                    for saving in core.closing():
+                        client.channel.send(Closing(saving.seconds_left))
                     return
                 continue
             for message in messages:

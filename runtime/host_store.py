@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from paged.cache import PagedKVCache, PageStack
 from paged.host_pages import STACK_SIZE, PageMove
+from paged.models.weights import PINNED
 from paged.pool import NULL_PAGE
 from paged.runtime.errors import ConfigError
 from paged.runtime.memory import size_text
@@ -60,7 +61,7 @@ class HostStore:
         self._num_pages = shapes.cache.num_pages
         self._room = shapes.transit_room
         self._device = sharding
-        self._host = sharding.with_memory_kind("pinned_host")
+        self._host = sharding.with_memory_kind(PINNED)
         self._places: dict[int, _Place] = {}
         self._in_transit: deque[tuple[int, jax.Array]] = deque()
         self._num_moving = 0

@@ -28,6 +28,7 @@ class MemoryPlan:
         pages_per_sequence: pages that one holds at its end, in all groups of layers.
         num_host_pages: pages in host memory.
         transit: for pages on their way from and to the host.
+        weights_on_host: parameters in host memory, which are no part of `weights`.
     """
 
     budget: int | None
@@ -41,6 +42,7 @@ class MemoryPlan:
     pages_per_sequence: int
     num_host_pages: int = 0
     transit: int = 0
+    weights_on_host: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -84,6 +86,8 @@ class MemoryPlan:
             f"Maximum concurrency for {self.max_model_len:,} tokens per request: "
             f"{self.num_full_sequences:.2f}x",
         ]
+        if self.weights_on_host:
+            lines.append(f"Weights in host memory: {size_text(self.weights_on_host)}")
         if self.num_host_pages:
             host = size_text(self.num_host_pages * self.bytes_per_page)
             lines.append(f"Host KV cache size: {self.num_host_tokens:,} tokens ({host})")
@@ -189,11 +193,12 @@ def check_host_memory(plan: MemoryPlan, available: int | None) -> None:
         ConfigError: with the numbers.
     """
     pages = (plan.num_pages + plan.num_host_pages) * plan.bytes_per_page
-    if available is None or plan.weights + plan.state + pages <= available:
+    weights = plan.weights + plan.weights_on_host
+    if available is None or weights + plan.state + pages <= available:
         return
     raise ConfigError(
         f"This machine has {size_text(available)} of memory left, and the model wants more: "
-        f"weights {size_text(plan.weights)}, slot state {size_text(plan.state)}, KV pages "
+        f"weights {size_text(weights)}, slot state {size_text(plan.state)}, KV pages "
         f"{size_text(pages)}. Lower --kv-cache-memory-bytes or --kv-offloading-size, or take a "
         "smaller model or --dtype."
     )

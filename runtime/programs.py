@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.stages import Compiled
 
 from paged.cache import PagedKVCache, copy_pages, read_pages, write_pages
+from paged.models.weights import PINNED
 from paged.runtime.buckets import Bucket
 from paged.runtime.compiler import Compiler, memory_to_run
 from paged.runtime.lowering import Job, Key
@@ -73,13 +74,15 @@ def step_memory(shapes: StepShapes, params: Any, compiler: Compiler) -> int:
 def abstract(tree: Any) -> Any:
     """The shapes and dtypes of a pytree's arrays, and how they are shared among devices.
 
-    On one device there is nothing to share: the same whether the arrays exist yet or not.
+    On one device there is nothing to share: the same whether the arrays exist yet or not. Which of
+    them are in host memory is told in any case.
     """
 
     def shape_of(x: Any) -> jax.ShapeDtypeStruct:
         sharding = getattr(x, "sharding", None)
         shared = sharding is not None and len(sharding.device_set) > 1
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding if shared else None)
+        matters = shared or (sharding is not None and sharding.memory_kind == PINNED)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding if matters else None)
 
     return jax.tree.map(shape_of, tree)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -19,6 +21,7 @@ from paged.runtime.wire import (
     Abort,
     Add,
     Channel,
+    Closing,
     Failed,
     FromEngine,
     News,
@@ -31,7 +34,7 @@ from paged.runtime.wire import (
 logger = logging.getLogger(__name__)
 
 _PROGRAM = ("-m", "paged.runtime.engine_process")
-# Seconds to end a step and give the memory back.
+# Seconds to end a step and give the memory back, beside those that the process says it needs.
 _TIME_TO_CLOSE = 10.0
 
 
@@ -151,10 +154,20 @@ class RemoteCore:
         if not self._is_closed:
             self._is_closed = True
             self._channel.close_sending()
+            self._wait_for_end()
             self._process.end(_TIME_TO_CLOSE)
             self._channel.close()
         self._live.clear()
         self._failure = self._failure or Failed.of(EngineDead("the engine was closed"))
+
+    def _wait_for_end(self) -> None:
+        """Until the process has closed its side, or the time is over that it says it takes."""
+        until, told = time.monotonic() + _TIME_TO_CLOSE, False
+        with suppress(EOFError):
+            while self._channel.wait(max(until - time.monotonic(), 0)):
+                for message in self._channel.receive(wait=False):
+                    if isinstance(message, Closing) and not told:
+                        until, told = time.monotonic() + message.seconds + _TIME_TO_CLOSE, True
 
     def _start(self, config: EngineConfig, door: int | None) -> Ready:
         level = logging.getLogger("paged").getEffectiveLevel()

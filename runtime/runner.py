@@ -173,6 +173,10 @@ class StepRunner:
         step = min(self._time_step(bucket) for _ in range(3))
         return load_costs(one, many, size, step, bucket.num_tokens)
 
+    def measure_smallest_step(self) -> float:
+        """Seconds that a step of the fewest rows takes."""
+        return min(self._time_step(self.shapes.buckets.all()[-1]) for _ in range(3))
+
     def fingerprint(self) -> str:
         """A name for what this model writes to its pages, here and in other processes."""
         cache = replace(self.shapes.cache, num_pages=0)

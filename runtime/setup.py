@@ -20,6 +20,7 @@ from paged.cache import KV_DTYPES, CacheSpec, PagedKVCache, read_pages
 from paged.groups import group_layers, most_pages
 from paged.models.config import ModelConfig, resolve_dtype
 from paged.models.loading import ModelSource
+from paged.models.offloading import host_shapes, put_on_host
 from paged.models.quantized import weight_bytes
 from paged.models.registry import get_family
 from paged.models.weights import for_device, param_bytes, param_shapes
@@ -48,6 +49,7 @@ from paged.runtime.runner import StepRunner
 from paged.runtime.scheduler import SchedulerConfig
 from paged.runtime.steps import MOVE_SIZES, StepShapes
 from paged.runtime.tuning import tilings_for
+from paged.runtime.weight_offload import cost_report, layers_on_host
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +87,8 @@ def claim_device(config: EngineConfig) -> jax.Device:
     limits = {}
     if not any(name in os.environ for name in MEMORY_FRACTIONS):
         limits[MEMORY_FRACTIONS[0]] = str(config.gpu_memory_utilization)
-    pinned = ceil(config.kv_offloading_size) + _PINNED_FOR_OTHERS
+    # Twice the weights that leave the device: what a step holds of them there is on the host too.
+    pinned = ceil(config.kv_offloading_size + 2 * config.cpu_offload_gb) + _PINNED_FOR_OTHERS
     if pinned > _PINNED_BY_DEFAULT and _PINNED_LIMIT not in os.environ:
         limits[_PINNED_LIMIT] = str(pinned)
     os.environ |= limits
@@ -107,9 +110,12 @@ def prepare(
     _check_page_folder(config.kv_offloading_dir)
     use_compile_cache(config.compile_cache_dir)
     device = claim_device(config)
-    with Compiler(processes_for(device)) as compiler:
+    source = _with_weights_on_host(config, source, device)
+    # Processes that have no device cannot be told which arguments are in its host's memory.
+    with Compiler(0 if source.on_host else processes_for(device)) as compiler:
+        on_host = source.on_host
         shapes, dtype, memory = _divide_memory(
-            config, source.config, device, compiler, progress=progress
+            config, source.config, device, compiler, on_host=on_host, progress=progress
         )
         logger.info("%s", memory.report())
         tell_quantization(source.config, source.specs, dtype)
@@ -123,11 +129,26 @@ def prepare(
             jax.block_until_ready(params)
         runner = StepRunner(shapes, params, compiler, progress=progress)
     scheduling = _scheduling(config, shapes)
+    if source.on_host:
+        counts = len(source.on_host), source.config.num_layers
+        seconds = runner.measure_smallest_step()
+        logger.warning("%s", cost_report(*counts, memory.weights_on_host, seconds))
     if memory.num_host_pages:
         costs = runner.measure_loads()
         logger.info("%s", costs.report(memory.bytes_per_page))
         scheduling = replace(scheduling, load_costs=costs)
     return runner, scheduling, memory
+
+
+def _with_weights_on_host(
+    config: EngineConfig, source: ModelSource, device: jax.Device
+) -> ModelSource:
+    """The same model, the weights of some layers on the host if that is asked for."""
+    dtype = resolve_dtype(config.dtype, source.config, device.platform)
+    available = available_memory(swap=False)
+    layers = source.specs.layers if config.cpu_offload_gb else ()
+    on_host = layers_on_host(config.cpu_offload_gb, layers, dtype, available)
+    return replace(source, on_host=on_host)
 
 
 def _check_page_folder(folder: str | None) -> None:
@@ -256,6 +277,7 @@ def _divide_memory(
     device: jax.Device,
     compiler: Compiler,
     *,
+    on_host: frozenset[int] = frozenset(),
     progress: bool = False,
 ) -> tuple[StepShapes, jnp.dtype, MemoryPlan]:
     """Give what weights, state and steps leave to pages, and settle every shape."""
@@ -264,15 +286,18 @@ def _divide_memory(
     shapes = _shapes_before_pages(config, model, device, dtype, budget)
     seconds = config.attention_tuning_seconds
     tilings = tilings_for(shapes, dtype, device, seconds=seconds, memory=budget, progress=progress)
-    shapes = _with_host_pages(config, replace(shapes, tilings=tilings), budget)
-    transit = shapes.transit_room * shapes.cache.bytes_per_page
     specs = shapes.family.specs(model)
-    weights = param_bytes(specs, dtype)
+    weights_on_host = sum(param_bytes(specs.layers[index], dtype) for index in on_host)
+    weights = param_bytes(specs, dtype) - weights_on_host
+    shapes = replace(shapes, tilings=tilings)
+    shapes = _with_host_pages(config, shapes, budget, taken=weights_on_host)
+    transit = shapes.transit_room * shapes.cache.bytes_per_page
     state = _num_bytes(jax.eval_shape(lambda: (shapes.slot_state(), shapes.sampler_state())))
     if budget is None or config.kv_cache_memory_bytes is not None:
         steps, kv_bytes = 0, config.kv_cache_memory_bytes or _CPU_KV_MEMORY
     else:
-        params = for_device(param_shapes(specs, dtype), device)
+        params = for_device(param_shapes(put_on_host(specs, on_host), dtype), device)
+        params = host_shapes(params, device)
         steps = step_memory(shapes, params, compiler) + _DEVICE_RESERVE
         kv_bytes = page_memory(budget, weights, state, steps + transit)
     from_share = budget is not None and config.kv_cache_memory_bytes is None
@@ -289,6 +314,7 @@ def _divide_memory(
         pages_per_sequence=most_pages(shapes.cache.windows, length, 1, config.block_size),
         num_host_pages=shapes.num_host_pages,
         transit=transit,
+        weights_on_host=weights_on_host,
     )
     cache = replace(shapes.cache, num_pages=memory.num_pages)
     model = model.for_length(length)
@@ -331,13 +357,21 @@ def _shapes_before_pages(
     )
 
 
-def _with_host_pages(config: EngineConfig, shapes: StepShapes, budget: int | None) -> StepShapes:
-    """Shapes that know how many pages the host has, and how many can be on their way at once."""
+def _with_host_pages(
+    config: EngineConfig, shapes: StepShapes, budget: int | None, *, taken: int
+) -> StepShapes:
+    """Shapes that know how many pages the host has, and how many can be on their way at once.
+
+    Args:
+        taken: bytes of the host's memory that weights will take.
+    """
     bytes_per_page = shapes.cache.bytes_per_page
     wanted = int(config.kv_offloading_size * _GIB)
     if not wanted:
         return shapes
-    num_pages = host_pages(wanted, bytes_per_page, available_memory(swap=False))
+    available = available_memory(swap=False)
+    available = None if available is None else available - taken
+    num_pages = host_pages(wanted, bytes_per_page, available)
     transit = min(_TRANSIT, int((budget or 0) * _TRANSIT_SHARE))
     room = max(transit // bytes_per_page, MOVE_SIZES[-1])
     return replace(shapes, num_host_pages=num_pages, transit_room=room)

@@ -29,6 +29,7 @@ from paged.models.loading.gguf_checkpoint import GgufCheckpoint, gguf_config
 from paged.models.loading.hub import download
 from paged.models.loading.params import load_params
 from paged.models.loading.safetensors import SafetensorsCheckpoint
+from paged.models.offloading import put_on_host
 from paged.models.quantized import made_on_load
 from paged.models.registry import get_family, model_config
 from paged.models.tokenizer import Tokenizer, tokenizer_from_folder
@@ -52,6 +53,7 @@ class ModelSource:
         open_checkpoint: opens the weights and checks the files; None means random weights.
         open_tokenizer: builds the tokenizer.
         folder: with its other files; None where there is one file alone.
+        on_host: the layers whose weights go to host memory; see `paged.models.offloading`.
     """
 
     name: str
@@ -61,6 +63,7 @@ class ModelSource:
     open_checkpoint: Callable[[], Checkpoint] | None
     open_tokenizer: Callable[[], Tokenizer]
     folder: Path | None = None
+    on_host: frozenset[int] = frozenset()
 
     def load(
         self, dtype: jnp.dtype, *, seed: int = 0, progress: bool = True, sharding: Any = None
@@ -78,8 +81,10 @@ class ModelSource:
         """
         dtype = jnp.dtype(dtype)
         if self.open_checkpoint is None:
-            return random_params(self.specs, dtype, seed=seed, sharding=sharding)
+            specs = put_on_host(self.specs, self.on_host)
+            return random_params(specs, dtype, seed=seed, sharding=sharding)
         specs, checkpoint = self.open()
+        specs = put_on_host(specs, self.on_host)
         return load_params(specs, checkpoint, dtype, show_progress=progress, sharding=sharding)
 
     @property
