@@ -248,30 +248,38 @@ PageStack = tuple[jax.Array, ...]
 """Pages over the layers of a group: values [N, layers, page_size, ..], then scales if there are."""
 
 
-def read_pages(cache: PagedKVCache, source: jax.Array) -> PageStack:
-    """The content of pages [N] int32, to be kept elsewhere."""
-    leaves = zip(*(jax.tree.leaves(layer) for layer in cache.layers), strict=True)
-    return tuple(jnp.stack([stored[source] for stored in leaf], axis=1) for leaf in leaves)
+def read_pages(cache: PagedKVCache, source: jax.Array) -> tuple[PageStack, ...]:
+    """The content of pages [S, N] int32, to be kept elsewhere: a stack for each row of them."""
+    leaves = [*zip(*(jax.tree.leaves(layer) for layer in cache.layers), strict=True)]
+    return tuple(
+        tuple(jnp.stack([stored[pages] for stored in leaf], axis=1) for leaf in leaves)
+        for pages in source
+    )
 
 
 def write_pages(
-    cache: PagedKVCache, target: jax.Array, stack: PageStack
+    cache: PagedKVCache, target: jax.Array, stacks: tuple[PageStack, ...]
 ) -> tuple[PagedKVCache, jax.Array]:
     """Store what `read_pages` gave in other pages.
 
     Args:
         cache: donated.
-        target: [N] int32, all different; what goes to one out of range is dropped.
+        target: [S, N] int32, all different; what goes to one out of range is dropped.
 
     Returns:
         The cache, and a number that is there once everything is stored.
     """
+    parts, pages_of_all = [*zip(*stacks, strict=True)], target.reshape(-1)
 
     def store(layer: int, pages: Pages) -> Pages:
         leaves, form = jax.tree.flatten(pages)
         new = [
-            stored.at[target].set(part[:, layer], mode="drop", unique_indices=True)
-            for stored, part in zip(leaves, stack, strict=True)
+            stored.at[pages_of_all].set(
+                jnp.concatenate([stack[:, layer] for stack in part]),
+                mode="drop",
+                unique_indices=True,
+            )
+            for stored, part in zip(leaves, parts, strict=True)
         ]
         return jax.tree.unflatten(form, new)
 

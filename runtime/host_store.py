@@ -31,7 +31,7 @@ from paged.pool import NULL_PAGE
 from paged.runtime.errors import ConfigError
 from paged.runtime.memory import size_text
 from paged.runtime.programs import Programs
-from paged.runtime.steps import MOVE_SIZES, StepShapes
+from paged.runtime.steps import MOVE_SHAPES, MOVE_SIZES, MOVES_AT_ONCE, StepShapes
 
 _RESERVED_AT_ONCE = 2**30
 _REPEATS = 5
@@ -42,6 +42,17 @@ class _Place(NamedTuple):
 
     stack: PageStack
     row: int
+
+
+class _Load(NamedTuple):
+    """Rows of a stack, and the pages that they are written to."""
+
+    stack: PageStack
+    targets: dict[int, int]
+
+    @property
+    def size(self) -> int:
+        return len(self.stack[0])
 
 
 class HostStore:
@@ -88,12 +99,12 @@ class HostStore:
     def time_loads(self, cache: PagedKVCache) -> tuple[PagedKVCache, list[float]]:
         """Seconds to load 1 page, and as many as go at once. The cache is donated."""
         seconds = []
-        for count in (1, MOVE_SIZES[-1]):
-            kept = jax.block_until_ready(self._read(cache, [NULL_PAGE] * count))
+        for shape in (MOVE_SHAPES[0], MOVE_SHAPES[-1]):
+            kept = jax.block_until_ready(self._read(cache, np.full(shape, NULL_PAGE, np.int32)))
             times = []
             for _ in range(_REPEATS):
                 started = time.perf_counter()
-                cache, done = self._write(cache, {}, kept)
+                cache, done = self._write(cache, [_Load(stack, {}) for stack in kept])
                 done.block_until_ready()
                 times.append(time.perf_counter() - started)
             seconds.append(min(times))
@@ -105,49 +116,50 @@ class HostStore:
         self._in_transit.clear()
 
     def _save(self, cache: PagedKVCache, moves: list[PageMove]) -> None:
-        for host_pages in _together([move.host_page for move in moves]):
-            part, moves = moves[: len(host_pages)], moves[len(host_pages) :]
-            self._make_room(len(part))
-            stack = self._read(cache, [move.page for move in part])
-            self._keep(host_pages, stack)
-            self.on_save([move.page_hash for move in part], stack)
-            self._send(len(part), stack[-1])
+        for parts in _at_once([*_together([move.host_page for move in moves])]):
+            count, size = len(parts), len(parts[0])
+            taken, moves = moves[: count * size], moves[count * size :]
+            self._make_room(len(taken))
+            source = np.array([move.page for move in taken], np.int32).reshape(count, size)
+            stacks = self._read(cache, source)
+            hashes = [move.page_hash for move in taken]
+            for number, (host_pages, stack) in enumerate(zip(parts, stacks, strict=True)):
+                self._keep(host_pages, stack)
+                self.on_save(hashes[number * size :][:size], stack)
+            self._send(len(taken), stacks[-1][-1])
 
     def _load(self, cache: PagedKVCache, moves: list[PageMove]) -> PagedKVCache:
         # Of two loads into a page, for a sequence that came and went meanwhile, the later counts.
         sources = {move.page: self._places[move.host_page] for move in moves}
-        stacks: dict[int, tuple[PageStack, dict[int, int]]] = {}
-        for page, (stack, row) in sources.items():
-            stacks.setdefault(id(stack), (stack, {}))[1][row] = page
-        for stack, targets in stacks.values():
-            self._make_room(len(stack[0]))
-            cache, done = self._write(cache, targets, stack)
-            self._send(len(stack[0]), done)
+        for parts in _at_once(sorted(_loads(sources), key=_size_of)):
+            size = len(parts) * _size_of(parts[0])
+            self._make_room(size)
+            cache, done = self._write(cache, parts)
+            self._send(size, done)
         return cache
 
     def _keep(self, host_pages: Sequence[int], stack: PageStack) -> None:
         for row, page in enumerate(host_pages):
             self._places[page] = _Place(stack, row)
 
-    def _read(self, cache: PagedKVCache, pages: list[int]) -> PageStack:
-        """What pages hold, as many as a program takes, on its way to the host."""
-        source = np.array(pages, np.int32)
-        stack: PageStack = self._programs["read_pages", len(pages)](cache, source)
-        kept: PageStack = jax.device_put(stack, self._host)
+    def _read(self, cache: PagedKVCache, source: NDArray[np.int32]) -> tuple[PageStack, ...]:
+        """What pages hold, on its way to the host: a stack for each row of them."""
+        stacks = self._programs["read_pages", *source.shape](cache, source)
+        kept: tuple[PageStack, ...] = jax.device_put(stacks, self._host)
         return kept
 
-    def _write(
-        self, cache: PagedKVCache, targets: dict[int, int], stack: PageStack
-    ) -> tuple[PagedKVCache, jax.Array]:
-        """Write rows of a stack to pages; the others are transferred and dropped."""
-        size = len(stack[0])
+    def _write(self, cache: PagedKVCache, loads: Sequence[_Load]) -> tuple[PagedKVCache, jax.Array]:
+        """Write rows of stacks of one size to pages; the others are transferred and dropped."""
+        shape = len(loads), loads[0].size
         # Padding targets lie beyond the pages and differ.
-        target: NDArray[np.int32] = self._num_pages + np.arange(size, dtype=np.int32)
-        for row, page in targets.items():
-            target[row] = page
-        sent = jax.device_put(stack, self._device)
+        beyond = self._num_pages + np.arange(shape[0] * shape[1], dtype=np.int32)
+        target: NDArray[np.int32] = beyond.reshape(shape)
+        for number, load in enumerate(loads):
+            for row, page in load.targets.items():
+                target[number, row] = page
+        sent = jax.device_put(tuple(load.stack for load in loads), self._device)
         written: tuple[PagedKVCache, jax.Array]
-        written = self._programs["write_pages", size](cache, target, sent)
+        written = self._programs["write_pages", *shape](cache, target, sent)
         return written
 
     def _make_room(self, count: int) -> None:
@@ -189,3 +201,32 @@ def _together(host_pages: Sequence[int]) -> Iterator[Sequence[int]]:
         count = max(size for size in MOVE_SIZES if size <= count)
         yield host_pages[start : start + count]
         start += count
+
+
+def _loads(sources: dict[int, _Place]) -> list[_Load]:
+    """What is to be loaded into pages, stack by stack."""
+    loads: list[_Load] = []
+    last: dict[int, _Load] = {}
+    for page, (stack, row) in sources.items():
+        load = last.get(id(stack))
+        if load is None or row in load.targets:  # a row goes to one page at a time
+            load = last[id(stack)] = _Load(stack, {})
+            loads.append(load)
+        load.targets[row] = page
+    return loads
+
+
+def _at_once[T: Sequence[int] | _Load](parts: list[T]) -> Iterator[list[T]]:
+    """Cut a list into what moves in one call: one part, or some of the largest size."""
+    for size, alike in groupby(parts, key=_size_of):
+        left = list(alike)
+        most = MOVES_AT_ONCE if size == STACK_SIZE else 1
+        while left:
+            count = most if len(left) >= most else 1
+            yield left[:count]
+            left = left[count:]
+
+
+def _size_of(part: Sequence[int] | _Load) -> int:
+    """Pages in it."""
+    return part.size if isinstance(part, _Load) else len(part)

@@ -20,7 +20,7 @@ from paged.runtime.steps import (
     COPY_ROOM,
     HISTORY_ROOM,
     MASK_ROOM,
-    MOVE_SIZES,
+    MOVE_SHAPES,
     NUM_RULES,
     UPDATE_ROOM,
     StepShapes,
@@ -135,10 +135,10 @@ def _step_jobs(
 def _page_jobs(shapes: StepShapes, cache: PagedKVCache) -> Iterator[tuple[Key, Job]]:
     """What moves pages."""
     yield ("copy_pages",), Job(copy_pages, (cache, _int32(COPY_ROOM), _int32(COPY_ROOM)), (0,))
-    for size in MOVE_SIZES if shapes.num_host_pages else ():
-        stack = jax.eval_shape(read_pages, cache, _int32(size))
-        yield ("read_pages", size), Job(read_pages, (cache, _int32(size)))
-        yield ("write_pages", size), Job(write_pages, (cache, _int32(size), stack), (0,))
+    for shape in MOVE_SHAPES if shapes.num_host_pages else ():
+        stacks = jax.eval_shape(read_pages, cache, _int32(*shape))
+        yield ("read_pages", *shape), Job(read_pages, (cache, _int32(*shape)))
+        yield ("write_pages", *shape), Job(write_pages, (cache, _int32(*shape), stacks), (0,))
 
 
 def _slot_jobs(shapes: StepShapes, slots: Any, state: Any) -> Iterator[tuple[Key, Job]]:

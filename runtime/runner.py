@@ -31,7 +31,7 @@ from paged.runtime.steps import (
     COPY_ROOM,
     HISTORY_ROOM,
     MASK_ROOM,
-    MOVE_SIZES,
+    MOST_MOVED,
     NUM_RULES,
     UPDATE_ROOM,
     ForwardOut,
@@ -167,7 +167,7 @@ class StepRunner:
 
     def measure_loads(self) -> LoadCosts:
         """What it costs to load host pages, and to compute tokens instead."""
-        size = MOVE_SIZES[-1]
+        size = MOST_MOVED
         self._cache, (one, many) = self.host.time_loads(self._cache)
         bucket = self.shapes.buckets.all()[0]
         step = min(self._time_step(bucket) for _ in range(3))

@@ -47,7 +47,7 @@ from paged.runtime.memory import (
 from paged.runtime.programs import step_memory
 from paged.runtime.runner import StepRunner
 from paged.runtime.scheduler import SchedulerConfig
-from paged.runtime.steps import MOVE_SIZES, StepShapes
+from paged.runtime.steps import MOST_MOVED, StepShapes
 from paged.runtime.tuning import tilings_for
 from paged.runtime.weight_offload import cost_report, layers_on_host
 
@@ -178,8 +178,8 @@ def open_disk_tier(
     """
     if config.kv_offloading_dir is None:
         return None
-    cache, one = PagedKVCache.shapes(runner.shapes.cache), jax.ShapeDtypeStruct((1,), jnp.int32)
-    stack = jax.eval_shape(read_pages, cache, one)
+    cache, one = PagedKVCache.shapes(runner.shapes.cache), jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    [stack] = jax.eval_shape(read_pages, cache, one)
     page = [jax.ShapeDtypeStruct(part.shape[1:], part.dtype) for part in stack]
     folder = Path(config.kv_offloading_dir).expanduser() / runner.fingerprint()
     size = int(config.kv_offloading_dir_size * _GIB)
@@ -373,7 +373,7 @@ def _with_host_pages(
     available = None if available is None else available - taken
     num_pages = host_pages(wanted, bytes_per_page, available)
     transit = min(_TRANSIT, int((budget or 0) * _TRANSIT_SHARE))
-    room = max(transit // bytes_per_page, MOVE_SIZES[-1])
+    room = max(transit // bytes_per_page, MOST_MOVED)
     return replace(shapes, num_host_pages=num_pages, transit_room=room)
 
 

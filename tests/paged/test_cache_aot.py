@@ -11,14 +11,14 @@ from tests.paged import aot
 
 pytestmark = pytest.mark.skipif(not aot.available(), reason="needs jax[cuda13]")
 
-NUM_PAGES = 16
+NUM_PAGES, NUM_STACKS = 64, 4
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_pages_are_moved_in_place(dtype: str) -> None:
     spec = CacheSpec(2, 5000, 16, 8, 128, KV_DTYPES[dtype])
     cache = PagedKVCache.shapes(spec)
-    pages = jax.ShapeDtypeStruct((NUM_PAGES,), jnp.int32)
+    pages = jax.ShapeDtypeStruct((NUM_STACKS, NUM_PAGES // NUM_STACKS), jnp.int32)
     stack = jax.eval_shape(read_pages, cache, pages)
     moved = NUM_PAGES * spec.bytes_per_page
 
