@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
 from paged.runtime.memory import MemoryPlan
-from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
+from paged.runtime.messages import EngineRequest, EngineStats, Saving, SequenceOutput
 
 MAX_MODEL_LEN, VOCABULARY = 2**20, 49_000
 _MOST_NEW = 8192 // 300
@@ -86,6 +87,10 @@ class Clock:
 
     def reset_prefix_cache(self) -> bool:
         return True
+
+    def closing(self) -> Iterator[Saving]:
+        self.close()
+        return iter(())
 
     def close(self) -> None:
         self._live.clear()

@@ -13,7 +13,7 @@ from paged.runtime.errors import ConfigError
 from paged.runtime.flags import keywords
 from paged.runtime.front import Front, Prepared
 from paged.runtime.memory import MemoryPlan
-from paged.runtime.messages import EngineRequest, EngineStats, Saving, SequenceOutput
+from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
 from paged.runtime.outputs import RequestOutput
 from paged.runtime.processor import OutputProcessor
 from paged.runtime.remote_core import RemoteCore
@@ -50,10 +50,6 @@ class LoadedCore(Core, Protocol):
     max_model_len: int
     vocab_size: int
     memory: MemoryPlan
-
-    def closing(self) -> Iterable[Saving]:
-        """Close, and say meanwhile how far pages have been written to disk."""
-        ...
 
 
 class Engine:

@@ -97,8 +97,8 @@ def prepare_pooling(
     """
     if config.cpu_offload_gb:
         raise ConfigError(
-            f"--cpu-offload-gb is for models that generate text, and {source.name} gives embeddings "
-            "or scores here: leave it out."
+            f"--cpu-offload-gb is for models that generate text, and {source.name} gives "
+            "embeddings or scores: leave it out."
         )
     use_compile_cache(config.compile_cache_dir)
     device = claim_device(config)

@@ -39,8 +39,8 @@ class ServedFake(FakeCore):
     memory = MEMORY
 
     def closing(self) -> Iterator[Saving]:
-        yield from ()  # it has no pages
         self.close()
+        return iter(())
 
 
 def fake_program(settings: str = "", statement: str = "") -> tuple[str, str]:

@@ -58,7 +58,7 @@ def test_pages_are_what_they_were(dtype: str, programs: dict[Any, Any]) -> None:
     told: list[bytes] = []
     store.on_save = lambda hashes, stack: told.extend(hashes)
     for number in range(6):
-        moves = []
+        moves: list[PageMove] = []
         for _ in range(4):
             first, count = draw.randrange(NUM_HOST_PAGES), draw.choice((1, 3, 16, 70))
             for host_page in range(first, min(first + count, NUM_HOST_PAGES)):

@@ -33,10 +33,12 @@ __all__ = ["compile_cache", "source"]
 FLAGS: dict[str, Any] = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "max_model_len": 96}
 GIB = 2**30
 METHODS = ("int8", "int4", "fp8")
-LAYERS = {"num_hidden_layers": 5}
-GEMMA2 = {"architectures": ["Gemma2ForCausalLM"], "sliding_window": 24, "head_dim": 8}
-LARGER = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
-MODELS = {"llama": LAYERS, "gemma2": GEMMA2 | LAYERS} | dict.fromkeys(METHODS, LARGER | LAYERS)
+LAYERS: dict[str, Any] = {"num_hidden_layers": 5}
+GEMMA2: dict[str, Any] = {"architectures": ["Gemma2ForCausalLM"], "sliding_window": 24}
+LARGER: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
+MODELS = {"llama": LAYERS, "gemma2": GEMMA2 | LAYERS | {"head_dim": 8}} | dict.fromkeys(
+    METHODS, LARGER | LAYERS
+)
 
 
 def answers(core: EngineCore) -> dict[tuple[str, int], list[int]]:
