@@ -46,16 +46,16 @@ def put_on_host(specs: Any, layers: Iterable[int]) -> Any:
     return replace(specs, layers=tuple(placed(*each) for each in enumerate(specs.layers)))
 
 
-def host_shapes(shapes: Any, device: jax.Device) -> Any:
-    """The shapes of a decoder's parameters, those of layers on the host as of memory there."""
-    place = SingleDeviceSharding(device, memory_kind=PINNED)
+def host_shapes(shapes: Any, layers: Iterable[int], device: jax.Device) -> Any:
+    """The shapes of a decoder's parameters, those of some layers as of a device's host's memory."""
+    chosen, place = frozenset(layers), SingleDeviceSharding(device, memory_kind=PINNED)
 
-    def placed(layer: Any) -> Any:
-        if not isinstance(layer, OnHost):
-            return layer
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), layer)
+    def shape_of(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
 
-    return replace(shapes, layers=tuple(map(placed, shapes.layers)))
+    each = enumerate(shapes.layers)
+    placed = (OnHost(jax.tree.map(shape_of, x)) if i in chosen else x for i, x in each)
+    return replace(shapes, layers=tuple(placed))
 
 
 def choose_layers(sizes: Sequence[int], wanted: int) -> frozenset[int]:

@@ -66,19 +66,23 @@ class HostStore:
         """Take the memory.
 
         Args:
-            sharding: of the pages on the device.
+            sharding: of the pages, if they are all on one device.
         """
         self._programs = programs
         self._num_pages = shapes.cache.num_pages
         self._room = shapes.transit_room
-        self._device = sharding
-        self._host = sharding.with_memory_kind(PINNED)
+        self._device = shapes.placement.spread_stacks or sharding
+        self._host = self._device.with_memory_kind(PINNED)
         self._places: dict[int, _Place] = {}
         self._in_transit: deque[tuple[int, jax.Array]] = deque()
         self._num_moving = 0
         self.on_save: Callable[[Sequence[bytes], PageStack], None] = lambda hashes, stack: None
+        self._copied = shapes.placement.copied_to(PINNED) or self._host
         if jax.default_backend() != "cpu":
-            self._reserve(shapes.num_host_pages * shapes.cache.bytes_per_page)
+            self._reserve(
+                shapes.num_host_pages * shapes.cache.bytes_per_page,
+                shapes.placement.num_devices,
+            )
 
     def move(self, cache: PagedKVCache, moves: Sequence[PageMove]) -> PagedKVCache:
         """Enqueue moves, in their order. The cache is donated."""
@@ -174,8 +178,8 @@ class HostStore:
         self._in_transit.append((count, done))
         self._num_moving += count
 
-    def _reserve(self, num_bytes: int) -> None:
-        """Have the memory pinned now, which takes long; the allocator keeps it.
+    def _reserve(self, num_bytes: int, num_devices: int) -> None:
+        """Have so much memory pinned for each device now, which takes long; allocators keep it.
 
         Raises:
             ConfigError: it cannot be had.
@@ -183,11 +187,12 @@ class HostStore:
         nothing = np.zeros(_RESERVED_AT_ONCE, np.uint8)
         times = ceil(num_bytes / _RESERVED_AT_ONCE)
         try:
-            jax.block_until_ready([jax.device_put(nothing, self._host) for _ in range(times)])
+            jax.block_until_ready([jax.device_put(nothing, self._copied) for _ in range(times)])
         except jax.errors.JaxRuntimeError as error:
+            wanted = size_text(num_bytes * num_devices)
             raise ConfigError(
-                f"--kv-offloading-size is {size_text(num_bytes)}, which cannot be had as pinned "
-                f"memory: {error}. Give less, or raise XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB."
+                f"--kv-offloading-size is {wanted}, which cannot be had as pinned memory: {error}. "
+                "Give less, or raise XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB."
             ) from error
 
 

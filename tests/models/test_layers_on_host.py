@@ -68,8 +68,8 @@ def test_parameters_are_made_where_they_live() -> None:
     specs, dtype = get_family(config.architecture).specs(config), jnp.dtype(jnp.float32)
     there = put_on_host(specs, {1})
     params, expected = random_params(there, dtype), random_params(specs, dtype)
-    shapes = host_shapes(param_shapes(there, dtype), jax.devices()[0])
-    assert jax.tree.structure(params) == jax.tree.structure(shapes)
+    shapes = host_shapes(param_shapes(specs, dtype), {1}, jax.devices()[0])
+    assert repr(jax.tree.structure(params)) == repr(jax.tree.structure(shapes))
     assert isinstance(params.layers[1], OnHost)
     assert not isinstance(params.layers[0], OnHost)
     for param, shape, same in zip(*map(jax.tree.leaves, (params, shapes, expected)), strict=True):

@@ -15,6 +15,7 @@ import pytest
 from paged.cache import KV_DTYPES, CacheSpec, PagedKVCache, PageStack, read_pages, write_pages
 from paged.host_pages import STACK_SIZE, PageMove
 from paged.runtime.host_store import HostStore, _at_once, _together
+from paged.runtime.placement import ONE_DEVICE
 from paged.runtime.steps import MOVE_SHAPES, MOVE_SIZES, MOVES_AT_ONCE
 
 NUM_PAGES, NUM_HOST_PAGES = 90, 7 * STACK_SIZE
@@ -36,7 +37,9 @@ def store_of(spec: CacheSpec, programs: dict[Any, Any]) -> tuple[HostStore, Page
     cache = jax.tree.map(
         lambda x: x + jnp.arange(NUM_PAGES, dtype=x.dtype).reshape(-1, *[1] * (x.ndim - 1)), cache
     )
-    shapes: Any = SimpleNamespace(cache=spec, transit_room=64, num_host_pages=NUM_HOST_PAGES)
+    shapes: Any = SimpleNamespace(
+        cache=spec, transit_room=64, num_host_pages=NUM_HOST_PAGES, placement=ONE_DEVICE
+    )
     made: Any = programs
     return HostStore(shapes, made, cache.layers[0].values.sharding), cache
 
