@@ -12,7 +12,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, wait
 from functools import partial
 from typing import NamedTuple
@@ -45,6 +45,7 @@ from paged.runtime.messages import (
     Candidates,
     EngineRequest,
     EngineStats,
+    Saving,
     SequenceOutput,
 )
 from paged.runtime.plan import Row, StepPlan, TokenEvent
@@ -251,11 +252,16 @@ class EngineCore:
 
     def close(self) -> None:
         """End everything and give the device's memory back. Idempotent."""
+        for _ in self.closing():
+            pass
+
+    def closing(self) -> Iterator[Saving]:
+        """Close, and say meanwhile how far pages have been written to disk."""
         for request_id in list(self._requests):
             self.abort(request_id)
         self._in_flight.clear()
         if self._disk is not None:
-            self._disk.close(saves_device=self._cause_of_death is None)
+            yield from self._disk.closing(saves_device=self._cause_of_death is None)
         self._cause_of_death = self._cause_of_death or "the engine was closed"
         self._grammars.close()
         self._runner.close()

@@ -16,8 +16,8 @@ import select
 import socket
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from paged.models.reports import reports_to
 from paged.runtime.clients import Client, Clients
@@ -25,10 +25,12 @@ from paged.runtime.config import EngineConfig
 from paged.runtime.engine import LoadedCore, find_model
 from paged.runtime.errors import EngineDead
 from paged.runtime.logs import log_to_stderr
+from paged.runtime.messages import Saving
 from paged.runtime.wire import (
     Abort,
     Add,
     Channel,
+    Closing,
     Failed,
     Loading,
     Look,
@@ -43,14 +45,22 @@ from paged.runtime.wire import (
 logger = logging.getLogger(__name__)
 
 
-def main(descriptor: int, make_core: Callable[[EngineConfig], LoadedCore]) -> int:
+class ServedCore(LoadedCore, Protocol):
+    """A core that an engine process serves."""
+
+    def closing(self) -> Iterable[Saving]:
+        """Close, and say meanwhile how far pages have been written to disk."""
+        ...
+
+
+def main(descriptor: int, make_core: Callable[[EngineConfig], ServedCore]) -> int:
     """Make a core as the first message says and serve it; returns the exit status."""
 
-    def load(start: Start) -> tuple[LoadedCore, socket.socket | None]:
+    def load(start: Start) -> tuple[ServedCore, socket.socket | None]:
         door = None if start.door is None else socket.socket(fileno=start.door)
         return make_core(start.config), door
 
-    def serve(loaded: tuple[LoadedCore, socket.socket | None], channel: Channel) -> None:
+    def serve(loaded: tuple[ServedCore, socket.socket | None], channel: Channel) -> None:
         core, door = loaded
         _serve(core, Clients(channel, door))
 
@@ -102,7 +112,7 @@ def _receive_start(channel: Channel) -> Start:
     return messages[0]
 
 
-def _serve(core: LoadedCore, clients: Clients) -> None:
+def _serve(core: ServedCore, clients: Clients) -> None:
     """Step until the first client leaves. Raises EngineDead when the core dies."""
     facts = (core.max_model_len, core.vocab_size, core.memory)
     ready = Ready(*facts, core.stats(), core.startup)
@@ -116,7 +126,8 @@ def _serve(core: LoadedCore, clients: Clients) -> None:
                 for request_id in clients.leave(client):
                     core.abort(request_id)
                 if client is clients.first:
-                    core.close()
+                    for saving in core.closing():
+                        client.channel.send(Closing(saving.seconds_left))
                     return
                 continue
             for message in messages:
@@ -161,7 +172,7 @@ def _last_words(error: Exception) -> Failed:
     return Failed.of(EngineDead(f"the engine stopped: {type(error).__name__}: {error}"))
 
 
-def load_core(config: EngineConfig) -> LoadedCore:
+def load_core(config: EngineConfig) -> ServedCore:
     """The core of a model, loaded and compiled."""
     # Here, so that the watcher runs before the seconds that importing JAX takes.
     from paged.runtime.core import EngineCore

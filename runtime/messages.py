@@ -7,6 +7,8 @@ come by the hundred travel without the names of their fields.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from paged.runtime.sampling_params import SamplingParams
@@ -88,6 +90,19 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     first_scheduled_time: float | None = None
     ended_by_text: bool = False
     read_time: float | None = None
+
+
+class Saving(NamedTuple):
+    """How far a stop has come with the pages that it writes to disk.
+
+    Attributes:
+        num_done, num_pages: those that it has written, and all.
+        seconds_left: after which it gives up.
+    """
+
+    num_done: int
+    num_pages: int
+    seconds_left: float
 
 
 class Distribution(msgspec.Struct, frozen=True, array_like=True, gc=False):

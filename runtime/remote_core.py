@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -22,6 +24,7 @@ from paged.runtime.wire import (
     Abort,
     Add,
     Channel,
+    Closing,
     Failed,
     FromEngine,
     Loading,
@@ -37,7 +40,7 @@ from paged.runtime.wire import (
 logger = logging.getLogger(__name__)
 
 _PROGRAM = ("-m", "paged.runtime.engine_process")
-# Seconds to end a step and give the memory back.
+# Seconds to end a step and give the memory back, beside those that the process says it needs.
 _TIME_TO_CLOSE = 10.0
 
 
@@ -171,10 +174,20 @@ class RemoteCore:
         if not self._is_closed:
             self._is_closed = True
             self._channel.close_sending()
+            self._wait_for_end()
             self._process.end(_TIME_TO_CLOSE)
             self._channel.close()
         self._live.clear()
         self._failure = self._failure or Failed.of(EngineDead("the engine was closed"))
+
+    def _wait_for_end(self) -> None:
+        """Until the process has closed its side, or the time is over that it says it takes."""
+        until, told = time.monotonic() + _TIME_TO_CLOSE, False
+        with suppress(EOFError):
+            while self._channel.wait(max(until - time.monotonic(), 0)):
+                for message in self._channel.receive(wait=False):
+                    if isinstance(message, Closing) and not told:
+                        until, told = time.monotonic() + message.seconds + _TIME_TO_CLOSE, True
 
     def _start(self, config: EngineConfig, door: int | None) -> Ready:
         level = logging.getLogger("paged").getEffectiveLevel()

@@ -161,8 +161,14 @@ class Computed(_Message, frozen=True):
     num_compiles: int
 
 
+class Closing(_Message, frozen=True):
+    """The engine process has heard that it is to close, which takes so many seconds at most."""
+
+    seconds: float
+
+
 ToEngine = Start | Add | Abort | ResetPrefixCache | Look
-FromEngine = Loading | Ready | News | WasReset | Looked | Failed
+FromEngine = Loading | Ready | News | WasReset | Looked | Closing | Failed
 ToPooling = Start | Compute
 FromPooling = Loading | PoolingReady | Computed | Failed
 
@@ -196,7 +202,11 @@ class Channel:
     @property
     def is_readable(self) -> bool:
         """Whether messages, parts of one or the end have come."""
-        return bool(self._poll(select.POLLIN, timeout=0))
+        return self.wait(0)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until messages, parts of one or the end have come; False if they do not."""
+        return bool(self._poll(select.POLLIN, timeout=1000 * seconds))
 
     def send(self, message: msgspec.Struct) -> None:
         body = self._encoder.encode(message)
