@@ -22,7 +22,7 @@ def main(descriptor: int) -> int:
     first = Channel(socket.socket(fileno=descriptor), Setup)
     setup = _receive(first)
     options = setup.options
-    configure_logging(options.uvicorn_log_level)
+    configure_logging(options.uvicorn_log_level, options.log_format)
     listener, private = (socket.socket(fileno=each) for each in (setup.listener, setup.private))
 
     def load(stack: ExitStack) -> Opened:

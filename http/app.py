@@ -46,10 +46,13 @@ from paged.http.bugs import AnswerBugs
 from paged.http.engine import Engine
 from paged.http.metrics import Metrics, registry_of
 from paged.http.options import ServeOptions
-from paged.http.paths import OPEN_PATHS, path_of
+from paged.http.paths import path_of
 from paged.http.peers import Answers, Peers, added
 from paged.http.request_counter import CountRequests, Load
 from paged.http.request_ids import EchoRequestId
+from paged.http.request_report import Reporter
+from paged.http.status import DEBUG_ROUTES, STATUS_ROUTES, Glance, recent_of
+from paged.http.trace_context import ReadTraceContext
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.pooling.engine import PoolingEngine
 
@@ -62,6 +65,8 @@ class Door(TypedDict, total=False):
     """What an application is told of itself rather than of a model; see `create_server`."""
 
     api_keys: Sequence[str]
+    admin_keys: Sequence[str]
+    reads_traces: bool
     metrics_need_key: bool
     max_body_size: int
     tells_tokenizer: bool
@@ -82,6 +87,7 @@ def create_app(
     defaults: RequestDefaults | None = None,
     response_role: str = "assistant",
     log_requests: bool = False,
+    reporters: Sequence[Reporter] = (),
     **door: Unpack[Door],
 ) -> Starlette:
     """An ASGI application that serves one model: see `create_service` and `create_server`."""
@@ -94,6 +100,7 @@ def create_app(
         defaults=defaults,
         response_role=response_role,
         log_requests=log_requests,
+        reporters=reporters,
     )
     return create_server([service], **door)
 
@@ -109,6 +116,7 @@ def create_service(
     defaults: RequestDefaults | None = None,
     response_role: str = "assistant",
     log_requests: bool = False,
+    reporters: Sequence[Reporter] = (),
 ) -> AnyService:
     """A model as the routes see it.
 
@@ -121,7 +129,8 @@ def create_service(
         answers: how the model writes reasoning and tool calls; None for text alone.
         defaults: what requests leave open.
         response_role: that chat replies carry.
-        log_requests: whether to log each request's parameters (never its prompt).
+        log_requests: whether to log each request for vectors or scores.
+        reporters: are told of each request for text that has ended.
     """
     names, metrics = tuple(model_names), Metrics(engine, model_names[0], number)
     if isinstance(engine, PoolingEngine):
@@ -131,6 +140,7 @@ def create_service(
         names,
         metrics,
         log_requests,
+        tuple(reporters),
         chat_template=chat_template,
         trust_request_chat_template=trust_request_chat_template,
         answers=answers or AnswerFormat(),
@@ -143,6 +153,8 @@ def create_server(
     services: Sequence[AnyService],
     *,
     api_keys: Sequence[str] = (),
+    admin_keys: Sequence[str] = (),
+    reads_traces: bool = False,
     metrics_need_key: bool = False,
     max_body_size: int = ServeOptions.max_body_size,
     tells_tokenizer: bool = False,
@@ -157,6 +169,8 @@ def create_server(
     Args:
         services: at least one, no two of a name. They decide which routes there are.
         api_keys: any of them is needed for all but the probes; none admits everyone.
+        admin_keys: any of them is needed for /debug/state, which is not there without.
+        reads_traces: whether requests say of which trace they are part.
         metrics_need_key: whether one is needed for /metrics, too.
         max_body_size: bytes.
         tells_tokenizer: whether there is /tokenizer_info.
@@ -178,12 +192,19 @@ def create_server(
             expose_headers=["X-Request-Id"],
         ),
     ]
-    if api_keys:
-        open_paths = OPEN_PATHS - {"/metrics"} if metrics_need_key else OPEN_PATHS
-        middleware.append(Middleware(RequireKey, keys=api_keys, open_paths=open_paths))
+    if api_keys or admin_keys:
+        closed = {"/metrics"} if metrics_need_key and api_keys else set()
+        how = {"keys": api_keys, "admin_keys": admin_keys, "closed": closed}
+        middleware.append(Middleware(RequireKey, **how))
+    if reads_traces:
+        middleware.append(Middleware(ReadTraceContext))
     middleware.append(Middleware(AnswerBugs))
     app = Starlette(
-        routes=_routes(services, tells_tokenizer=tells_tokenizer),
+        routes=[
+            *STATUS_ROUTES,
+            *(DEBUG_ROUTES if admin_keys else ()),
+            *_routes(services, tells_tokenizer=tells_tokenizer),
+        ],
         middleware=middleware,
         exception_handlers=dict.fromkeys(_HANDLED, handle_error),
     )
@@ -192,6 +213,7 @@ def create_server(
     app.state.registry = registry
     app.state.load = load
     app.state.peers = peers
+    app.state.glances = [Glance() for _ in services]
     return app
 
 
@@ -202,6 +224,7 @@ def told(app: Starlette) -> Answers:
         "troubles": state.models.troubles,
         "load": lambda: state.load.num_requests,
         "metrics": lambda: generate_latest(state.registry).decode(),
+        "recent": lambda: recent_of(state.models),
     }
 
 

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; returns the exit status, 1 if an engine died."""
     options = _with_key(read_flags(ServeOptions, args))
     entries = read_entries(args)
-    configure_logging(options.uvicorn_log_level)
+    configure_logging(options.uvicorn_log_level, options.log_format)
     _note_ignored(args)
     _allow_many_connections()
     _check_certificates(options)
@@ -85,6 +85,8 @@ def make_app(
     return create_server(
         services,
         api_keys=options.api_key,
+        admin_keys=options.admin_api_key,
+        reads_traces=options.otlp_traces_endpoint is not None,
         metrics_need_key=options.metrics_need_key,
         max_body_size=options.max_body_size,
         tells_tokenizer=options.enable_tokenizer_info_endpoint,

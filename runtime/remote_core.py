@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Iterator, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -13,16 +16,20 @@ from msgspec.structs import replace
 from paged.models.reports import Report, report
 from paged.runtime.child_process import ChildProcess, JoinedProcess
 from paged.runtime.config import EngineConfig
+from paged.runtime.engine_state import EngineState
 from paged.runtime.errors import EngineDead, InvalidRequest
-from paged.runtime.logs import current_model
+from paged.runtime.logs import current_format, current_model
 from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
 from paged.runtime.wire import (
     Abort,
     Add,
     Channel,
+    Closing,
     Failed,
     FromEngine,
     Loading,
+    Look,
+    Looked,
     News,
     Ready,
     ResetPrefixCache,
@@ -33,7 +40,7 @@ from paged.runtime.wire import (
 logger = logging.getLogger(__name__)
 
 _PROGRAM = ("-m", "paged.runtime.engine_process")
-# Seconds to end a step and give the memory back.
+# Seconds to end a step and give the memory back, beside those that the process says it needs.
 _TIME_TO_CLOSE = 10.0
 
 
@@ -59,7 +66,7 @@ class RemoteCore:
         process: one that runs already, in place of a new one.
 
     Attributes:
-        max_model_len, vocab_size, memory: those of the core.
+        max_model_len, vocab_size, memory, startup: those of the core.
         pid: of the process, if it was started here.
 
     Raises:
@@ -80,6 +87,7 @@ class RemoteCore:
         self._news: list[News] = []
         self._ready: Ready | None = None
         self._answers: list[bool] = []
+        self._viewers: deque[Callable[[EngineState], None]] = deque()
         self._failure: Failed | None = None
         self._is_closed = False
         self._why_killed: str | None = None
@@ -97,7 +105,8 @@ class RemoteCore:
             self._channel.close()
             raise
         self.max_model_len, self.vocab_size = ready.max_model_len, ready.vocab_size
-        self.memory, self._stats = ready.memory, ready.stats
+        self.memory, self.startup = ready.memory, ready.startup
+        self._stats = ready.stats
 
     @property
     def has_work(self) -> bool:
@@ -149,6 +158,12 @@ class RemoteCore:
             self._check_alive()
         return self._answers.pop()
 
+    def look(self, deliver: Callable[[EngineState], None]) -> None:
+        """Have a close look at the engine delivered, by `step`, when the process has taken it."""
+        self._check_alive()
+        self._viewers.append(deliver)
+        self._send(Look())
+
     def kill(self, reason: str) -> None:
         """End the process at once, from any thread, unless somebody else has started it."""
         self._why_killed = reason
@@ -159,20 +174,30 @@ class RemoteCore:
         if not self._is_closed:
             self._is_closed = True
             self._channel.close_sending()
+            self._wait_for_end()
             self._process.end(_TIME_TO_CLOSE)
             self._channel.close()
         self._live.clear()
         self._failure = self._failure or Failed.of(EngineDead("the engine was closed"))
 
+    def _wait_for_end(self) -> None:
+        """Until the process has closed its side, or the time is over that it says it takes."""
+        until, told = time.monotonic() + _TIME_TO_CLOSE, False
+        with suppress(EOFError):
+            while self._channel.wait(max(until - time.monotonic(), 0)):
+                for message in self._channel.receive(wait=False):
+                    if isinstance(message, Closing) and not told:
+                        until, told = time.monotonic() + message.seconds + _TIME_TO_CLOSE, True
+
     def _start(self, config: EngineConfig, door: int | None) -> Ready:
         level = logging.getLogger("paged").getEffectiveLevel()
-        self._channel.send(Start(config, level, current_model(), door))
+        self._channel.send(Start(config, level, current_model(), door, current_format()))
         while self._ready is None:
             self._receive()
             self._check_alive()
         return self._ready
 
-    def _send(self, message: Add | Abort | ResetPrefixCache) -> None:
+    def _send(self, message: Add | Abort | ResetPrefixCache | Look) -> None:
         self._num_sent += 1
         self._channel.send(message)
         self._channel.flush()  # waits for a step at most: the process reads between steps
@@ -190,6 +215,8 @@ class RemoteCore:
                     self._news.append(message)
                 case WasReset():
                     self._answers.append(message.done)
+                case Looked():
+                    self._viewers.popleft()(message.state)
                 case Loading():
                     report(Report(message.label, message.unit, message.done, message.total))
                 case Ready():

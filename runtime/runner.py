@@ -30,7 +30,7 @@ from paged.runtime.steps import (
     COPY_ROOM,
     HISTORY_ROOM,
     MASK_ROOM,
-    MOVE_SIZES,
+    MOST_MOVED,
     NUM_RULES,
     UPDATE_ROOM,
     ForwardOut,
@@ -117,6 +117,7 @@ class Started:
     """
 
     plan: StepPlan
+    bucket: Bucket
     slots: NDArray[np.int32]
     out: ForwardOut
     prompt_logprobs: TokenLogprobs | None
@@ -124,11 +125,22 @@ class Started:
 
 @dataclass(frozen=True)
 class InFlight:
-    """A launched step whose result is on its way to the host."""
+    """A launched step whose result is on its way to the host.
+
+    Attributes:
+        launch_time: when it was enqueued; seconds, `time.perf_counter`.
+    """
 
     plan: StepPlan
+    bucket: Bucket
+    launch_time: float
     sampled: Sampled
     prompt_logprobs: TokenLogprobs | None
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was enqueued."""
+        return time.perf_counter() - self.launch_time
 
     def read(self) -> StepResult:
         """Wait for the step. Raises what the device raised."""
@@ -166,11 +178,15 @@ class StepRunner:
 
     def measure_loads(self) -> LoadCosts:
         """What it costs to load host pages, and to compute tokens instead."""
-        size = MOVE_SIZES[-1]
+        size = MOST_MOVED
         self._cache, (one, many) = self.host.time_loads(self._cache)
         bucket = self.shapes.buckets.all()[0]
         step = min(self._time_step(bucket) for _ in range(3))
         return load_costs(one, many, size, step, bucket.num_tokens)
+
+    def measure_smallest_step(self) -> float:
+        """Seconds that a step of the fewest rows takes."""
+        return min(self._time_step(self.shapes.buckets.all()[-1]) for _ in range(3))
 
     def fingerprint(self) -> str:
         """A name for what this model writes to its pages, here and in other processes."""
@@ -232,7 +248,8 @@ class StepRunner:
             self._params, self._cache, self._slots, packed
         )
         prompt_logprobs = self._score(plan, bucket, out) if scores else None
-        return Started(plan, layout.slots(packed, len(plan.rows)), out, prompt_logprobs)
+        slots = layout.slots(packed, len(plan.rows))
+        return Started(plan, bucket, slots, out, prompt_logprobs)
 
     def load_masks(self, slots: list[int], masks: NDArray[np.int32]) -> None:
         """Say which tokens may come next in slots that have a grammar: masks [len(slots), W]."""
@@ -249,7 +266,8 @@ class StepRunner:
     def finish(self, step: Started) -> InFlight:
         """Enqueue the choice of a started step's tokens. Steps are finished in their order."""
         sampled = self._sample(step.slots, step.out)
-        result = InFlight(step.plan, sampled, step.prompt_logprobs)
+        now = time.perf_counter()
+        result = InFlight(step.plan, step.bucket, now, sampled, step.prompt_logprobs)
         for array in jax.tree.leaves((result.sampled, result.prompt_logprobs)):
             array.copy_to_host_async()
         return result

@@ -126,6 +126,11 @@ class Scheduler:
         """Sequences without a slot: not admitted yet, or preempted."""
         return len(self._sequences) - len(self._running)
 
+    def in_order(self) -> list[Sequence]:
+        """All sequences in their order of service, the running ones first."""
+        waiting = [each for each in self._sequences.values() if each.slot is None]
+        return [*self._running, *sorted(waiting, key=ORDERS[self.config.policy])]
+
     @property
     def kv_usage(self) -> float:
         """Share of the pool's pages that sequences hold."""
@@ -337,9 +342,12 @@ class Scheduler:
         return self._tables.cached_prefix(sequence)
 
     def _has_prompt(self, draft: Draft, parent: Sequence) -> bool:
-        """Whether earlier steps wrote the parent's prompt: a step copies pages before it writes."""
+        """Whether earlier steps wrote the parent's prompt: a step copies pages before it writes.
+
+        One that comes back in this step after a preemption may have a page copied itself.
+        """
         running = parent.status is Status.RUNNING and parent.num_computed >= len(parent.prompt)
-        return running and not draft.prefills(parent)
+        return running and parent not in draft.admitted and not draft.prefills(parent)
 
     def _add_row(self, draft: Draft, sequence: Sequence, length: int, samples: bool) -> None:
         """Let the sequence advance by `length` tokens, which its pages have room for."""

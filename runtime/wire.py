@@ -17,6 +17,8 @@ from typing import Any
 import msgspec
 
 from paged.runtime.config import EngineConfig
+from paged.runtime.engine_state import EngineState
+from paged.runtime.logs import LogFormat
 from paged.runtime.memory import MemoryPlan
 from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
 from paged.runtime.pooling.abilities import Abilities
@@ -37,12 +39,14 @@ class Start(_Message, frozen=True):
         log_level: that of the API process.
         about: what the lines of the engine process are about.
         door: descriptor of a listening socket at which other API processes join; None for none.
+        log_format: that of the API process.
     """
 
     config: EngineConfig
     log_level: int
     about: str = ""
     door: int | None = None
+    log_format: LogFormat = "text"
 
 
 class Add(_Message, frozen=True):
@@ -62,6 +66,10 @@ class ResetPrefixCache(_Message, frozen=True):
     """Forget all cached pages; answered by WasReset."""
 
 
+class Look(_Message, frozen=True):
+    """Tell what there is to see of the engine; answered by Looked."""
+
+
 class Loading(_Message, frozen=True):
     """How far the start has got; see `paged.models.reports.Report`."""
 
@@ -78,14 +86,14 @@ class Ready(_Message, frozen=True):
     vocab_size: int
     memory: MemoryPlan
     stats: EngineStats
+    startup: dict[str, float]
 
 
 class News(_Message, frozen=True):
     """What a step gave that an API process asked for.
 
     Attributes:
-        num_taken: Add, Abort and ResetPrefixCache messages of the API process that the core had
-            heard before it.
+        num_taken: messages of the API process, Start left out, that the core had heard before it.
     """
 
     outputs: list[SequenceOutput]
@@ -97,6 +105,12 @@ class WasReset(_Message, frozen=True):
     """Whether cached pages were forgotten."""
 
     done: bool
+
+
+class Looked(_Message, frozen=True):
+    """What there was to see."""
+
+    state: EngineState
 
 
 class Failed(_Message, frozen=True):
@@ -147,8 +161,14 @@ class Computed(_Message, frozen=True):
     num_compiles: int
 
 
-ToEngine = Start | Add | Abort | ResetPrefixCache
-FromEngine = Loading | Ready | News | WasReset | Failed
+class Closing(_Message, frozen=True):
+    """The engine process has heard that it is to close, which takes so many seconds at most."""
+
+    seconds: float
+
+
+ToEngine = Start | Add | Abort | ResetPrefixCache | Look
+FromEngine = Loading | Ready | News | WasReset | Looked | Closing | Failed
 ToPooling = Start | Compute
 FromPooling = Loading | PoolingReady | Computed | Failed
 
@@ -182,7 +202,11 @@ class Channel:
     @property
     def is_readable(self) -> bool:
         """Whether messages, parts of one or the end have come."""
-        return bool(self._poll(select.POLLIN, timeout=0))
+        return self.wait(0)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until messages, parts of one or the end have come; False if they do not."""
+        return bool(self._poll(select.POLLIN, timeout=1000 * seconds))
 
     def send(self, message: msgspec.Struct) -> None:
         body = self._encoder.encode(message)

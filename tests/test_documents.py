@@ -18,7 +18,9 @@ DOCUMENTS = (
     "benchmarks/README.md",
     "docs/api.md",
     "docs/faults.md",
+    "docs/memory.md",
     "docs/models.md",
+    "docs/operations.md",
     "docs/several_models.md",
     "docs/threat_model.md",
 )

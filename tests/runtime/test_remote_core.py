@@ -255,6 +255,21 @@ def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
         core.add(make_request("b"))
 
 
+def test_closing_waits_as_long_as_the_process_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no longer: a second for pages, and the time that it has in any case."""
+    monkeypatch.setattr(remote_core_module, "_TIME_TO_CLOSE", 0.5)
+    closing = (
+        "import time; from paged.runtime.messages import Saving; core.closing = lambda: ("
+        "(Saving(0, 9, {left}), time.sleep(0.2))[0] for _ in range({count}))"
+    )
+    for count, left, least, most in ((6, 1.0, 1.2, 5.0), (100, 0.0, 0.5, 5.0)):
+        remote = fake_remote(statement=closing.format(left=left, count=count))
+        started = time.monotonic()
+        remote.close()
+        assert least <= time.monotonic() - started < most
+        assert is_gone(remote.pid)
+
+
 def test_signals_to_the_whole_group_leave_it_alone(core: RemoteCore) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(core.pid, number)
@@ -337,6 +352,26 @@ def test_text_streams(engine: AsyncEngine) -> None:
     assert text(outputs) == ("abc" * 14)[:40]
     stopped = asyncio.run(collect(engine, "abc", SamplingParams(max_tokens=10**2, stop="ca")))
     assert stopped[-1].outputs[0].text == "ab"
+
+
+def test_a_close_look(engine: AsyncEngine) -> None:
+    assert engine.about is None or engine.about.memory == MEMORY
+
+    async def run() -> None:
+        request = asyncio.create_task(collect(engine, "ab", SamplingParams(max_tokens=190), "r"))
+        await until(lambda: engine.stats().num_running)
+        looks = await asyncio.gather(*(engine.look() for _ in range(5)))
+        assert {look.process.pid for look in looks} == {remote_of(engine).pid}
+        lengths = [len(look.pages) for look in looks]  # of the fake, a page for each step
+        assert lengths == sorted(lengths)
+        leaving = asyncio.create_task(engine.look())
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await engine.abort("r")
+        await request
+        assert (await engine.look()).sequences == []
+
+    asyncio.run(run())
 
 
 def test_stats_follow_aborts(engine: AsyncEngine) -> None:
