@@ -173,9 +173,9 @@ class Kind:
         return (1, 3, 7, 5, 8, 6, 2) if self.bits == 4 else (1, 3, 7, 5, 6, 8, 2)
 
     @property
-    def _shifts(self) -> np.ndarray:
+    def _shifts(self) -> jax.Array:
         """Where the values of a word begin: a register gets the two that lie 16 bits apart."""
-        return np.arange(self.values, dtype=np.uint32) * np.uint32(self.bits)
+        return jnp.arange(self.values, dtype=jnp.uint32) * jnp.uint32(self.bits)
 
     def _registers(self, words: Any, inputs: int, dtype: jnp.dtype) -> Any:
         """The matrix in registers, out of a `FragmentedArray` of words."""
