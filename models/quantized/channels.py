@@ -7,16 +7,18 @@ activations, it is not used: that of the token at hand is never worse.
 
 from __future__ import annotations
 
+from math import prod
+
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from paged import matmul
 from paged.models.activations import gate
+from paged.models.quantized.bricks import InBricks, fits_bricks, of_tiles
 from paged.models.weights import Portable
 
 FLOAT8, INT8 = jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.int8)
-# The largest magnitude that each is scaled to.
-LARGEST = {FLOAT8: 448.0, INT8: 127.0}
 # Inputs that share a scale where there is more than one for an output.
 TILE = 128
 _CONTRACT_LAST = (((1,), (1,)), ((), ()))
@@ -24,7 +26,7 @@ _CONTRACT_LAST = (((1,), (1,)), ((), ()))
 
 def scaled(x: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
     """x [..., K] in `dtype`, each row scaled to fill its range, and the scales [...] float32."""
-    largest = LARGEST[dtype]
+    largest = matmul.LARGEST[dtype]
     wide = x.astype(jnp.float32)
     scale = jnp.max(jnp.abs(wide), axis=-1) / largest
     scale = jnp.where(scale > 0, scale, 1)
@@ -49,9 +51,8 @@ class ChannelScaled(Portable):
     def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
         dtype = dtype or x.dtype
         values, scale = scaled(x, self.weight.dtype)
-        rows = self.weight.reshape(-1, self.weight.shape[-1])
         product = jax.lax.dot_general(
-            values, rows, _CONTRACT_LAST, preferred_element_type=self._sum_dtype(dtype)
+            values, self._rows, _CONTRACT_LAST, preferred_element_type=self._sum_dtype(dtype)
         )
         out = product.astype(jnp.float32) * scale[:, None] * self.scale.reshape(-1)
         if self.bias is not None:
@@ -65,14 +66,73 @@ class ChannelScaled(Portable):
         return gate(self(x), activation)
 
     def on_hopper(self, device_kind: str) -> ChannelScaled:
-        """See `Portable`: XLA leaves it to cuBLASLt, and nothing is faster."""
-        return self
+        """See `Portable`."""
+        return HopperChannelScaled(self.weight, self.scale, self.bias, device_kind=device_kind)
+
+    @property
+    def _rows(self) -> jax.Array:
+        """The weight as [N, K]."""
+        return self.weight.reshape(-1, self.weight.shape[-1])
 
     def _sum_dtype(self, dtype: jnp.dtype) -> jnp.dtype:
         """What a product comes in: as narrow as the output where sums before scaling fit."""
         if self.weight.dtype == INT8:
             return jnp.dtype(jnp.int32)
         return jnp.dtype(jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32)
+
+
+@struct.dataclass
+class HopperChannelScaled(ChannelScaled):
+    """As `ChannelScaled`, on a Hopper GPU: multiplied by a kernel of ours, scales and all.
+
+    Attributes:
+        device_kind: JAX's name of the GPU, by which the kernel is tuned (static).
+    """
+
+    device_kind: str = struct.field(pytree_node=False, kw_only=True)
+
+    def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
+        flat = self.replace(weight=self._rows, scale=self.scale.reshape(-1))
+        out = flat._product(x, dtype=dtype)
+        if out is None:
+            return ChannelScaled.__call__(self, x, dtype)
+        out = out.reshape(len(x), *self.scale.shape)
+        return out if self.bias is None else out + self.bias.astype(out.dtype)
+
+    def added_to(self, residual: jax.Array, x: jax.Array) -> jax.Array:
+        out = None if self.bias is not None else self._product(x, residual=residual)
+        return ChannelScaled.added_to(self, residual, x) if out is None else out
+
+    def gated(self, x: jax.Array, activation: str) -> jax.Array:
+        fits = activation == "silu" and self.bias is None
+        out = self._product(x) if fits else None
+        return ChannelScaled.gated(self, x, activation) if out is None else out
+
+    def _product(
+        self, x: jax.Array, residual: jax.Array | None = None, dtype: jnp.dtype | None = None
+    ) -> jax.Array | None:
+        """By the kernel, with gates where the weight is [2, F, K]; None where it takes no such."""
+        values = jax.ShapeDtypeStruct(x.shape, self.weight.dtype)
+        if not matmul.supports_scaled(values, self.weight):
+            return None
+        tiling = matmul.scaled_tiling_for(
+            *x.shape,
+            self.weight.shape[-2],
+            device_kind=self.device_kind,
+            gated=self.weight.ndim == 3,
+            residual=residual is not None,
+        )
+        if tiling is None:
+            return None
+        values, scale = matmul.scaled_rows(x, self.weight.dtype)
+        return matmul.scaled_matmul(
+            values,
+            self.weight,
+            (scale, self.scale),
+            tiling,
+            residual=residual,
+            out_dtype=jnp.dtype(dtype or x.dtype),
+        )
 
 
 @struct.dataclass
@@ -108,6 +168,11 @@ class TileScaled(Portable):
     def gated(self, x: jax.Array, activation: str) -> jax.Array:
         return gate(self(x), activation)
 
-    def on_hopper(self, device_kind: str) -> TileScaled:
+    def on_hopper(self, device_kind: str) -> TileScaled | InBricks:
         """See `Portable`."""
-        return self
+        *outputs, inputs = self.weight.shape
+        # What activations come in there, unless someone asks for other floats of 16 bits.
+        dtype = jnp.dtype(jnp.bfloat16)
+        if inputs % TILE or not fits_bricks(inputs, prod(outputs), TILE, dtype):
+            return self
+        return of_tiles(self, dtype)

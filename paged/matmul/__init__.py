@@ -12,30 +12,41 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from paged.matmul.choice import grouped_tiling_for, tiling_for
+from paged.matmul.bricks import FP8, INT4
+from paged.matmul.choice import grouped_tiling_for, scaled_tiling_for, tiling_for
+from paged.matmul.expand import expanded
 from paged.matmul.grouping import MOST_ROWS, in_groups_at_once
 from paged.matmul.groups import Groups, Order, in_groups
 from paged.matmul.hopper import hopper_matmul
-from paged.matmul.int4 import int4_matmul, int4_unit, supports_int4
+from paged.matmul.narrow import MOST_NARROW_ROWS, narrow_matmul, supports_narrow
+from paged.matmul.rows import LARGEST, scaled_rows
 from paged.matmul.tiling import ROW_UNIT, Tiling
 
 __all__ = [
+    "FP8",
+    "INT4",
+    "LARGEST",
+    "MOST_NARROW_ROWS",
     "MOST_ROWS",
     "ROW_UNIT",
     "Groups",
     "Order",
     "Tiling",
     "available",
+    "expanded",
     "grouped_matmul",
     "grouped_tiling_for",
     "in_groups",
     "in_groups_at_once",
-    "int4_matmul",
-    "int4_unit",
     "matmul",
+    "narrow_matmul",
+    "scaled_matmul",
+    "scaled_rows",
+    "scaled_tiling_for",
     "supports",
     "supports_groups",
-    "supports_int4",
+    "supports_narrow",
+    "supports_scaled",
     "tiling_for",
 ]
 
@@ -98,7 +109,9 @@ def matmul(
     return out[:m] if padding else out
 
 
-def supports_scaled(x: jax.Array, w: jax.Array) -> bool:
+def supports_scaled(
+    x: jax.Array | jax.ShapeDtypeStruct, w: jax.Array | jax.ShapeDtypeStruct
+) -> bool:
     """Whether `scaled_matmul` takes values [M, K] and weights [N, K] or [2, F, K] of 8 bits.
 
     Both must be float8_e4m3fn or both int8, K a multiple of 128, and N or F of 64.

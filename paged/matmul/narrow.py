@@ -1,4 +1,4 @@
-"""Products with weights of fewer bits than activations, for Hopper GPUs, in Pallas' Mosaic GPU form.
+"""Products with weights of fewer bits than activations, for Hopper GPUs, in Mosaic GPU's Pallas.
 
 The weight is the left operand of tensor cores, out of registers: a warpgroup takes 64 of its
 outputs, copies their bricks into registers and unpacks them there (`paged.matmul.bricks`), scales
@@ -21,8 +21,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from paged.kernels import MULTIPROCESSORS, Ref, divide, swizzled
+from paged.kernels import MULTIPROCESSORS, Ref, divide, swizzled, up_to
 from paged.matmul.bricks import BRICK, FP8, INT4, Kind
+from paged.matmul.tiling import Cut
+from paged.matmul.tuned import NARROW_FP8, NARROW_INT4
 
 _SHARED_BYTES, _MOST_STAGES = 231424, 12
 # Rows of x whose results leave at once.
@@ -30,23 +32,6 @@ _CHUNK = 64
 _ROW_UNIT = 8
 MOST_NARROW_ROWS = 256
 """Rows of x that the kernel takes: as many columns as a tensor core has."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """How a product is cut.
-
-    Attributes:
-        warpgroups: that multiply, each 64 outputs.
-        splits: parts of K, each summed apart.
-        depth: inputs in a buffer.
-        residents: programs that a multiprocessor runs at a time.
-    """
-
-    warpgroups: int = 2
-    splits: int = 1
-    depth: int = 128
-    residents: int = 1
 
 
 @dataclass(frozen=True)
@@ -126,7 +111,7 @@ class Plan:
         return min(_MOST_STAGES, (_SHARED_BYTES // cut.residents - out) // stage, self.steps)
 
 
-class _Shared(NamedTuple):
+class Shared(NamedTuple):
     """Shared memory and barriers of a program.
 
     Attributes:
@@ -202,13 +187,16 @@ def narrow_matmul(
             f"of 128, outputs in multiples of {BRICK} and groups of 32, 64 or multiples of 128, "
             f"got {x.dtype} {x.shape}, {outputs} outputs and groups of {group}: expand the weight"
         )
-    kind = next(kind for kind in (INT4, FP8) if kind.shape == words.shape[2:])
-    cut = cut or default_cut(rows, inputs, outputs)
+    kind = kind_of(words)
+    # Rows of shared memory come in eights, and those of an array do too if it has more.
+    padding = -rows % _ROW_UNIT if rows > _ROW_UNIT else 0
+    x = jnp.pad(x, ((0, padding), (0, 0))) if padding else x
+    cut = cut or cut_for(kind_of(words), rows, inputs, outputs)
     dtype = jnp.dtype(out_dtype or x.dtype)
     plan = Plan(
         cut=cut,
         kind=kind,
-        m=rows,
+        m=rows + padding,
         k=inputs,
         n=outputs,
         group=group,
@@ -221,28 +209,58 @@ def narrow_matmul(
     out = plgpu.kernel(
         functools.partial(_kernel, plan=plan),
         kernel_name="paged_matmul_narrow",
-        out_type=jax.ShapeDtypeStruct((*parts, rows, outputs), plan.out_dtype),
+        out_type=jax.ShapeDtypeStruct((*parts, plan.m, outputs), plan.out_dtype),
         grid=(plan.programs,),
         grid_names=("program",),
         num_threads=cut.warpgroups + 1,
         thread_name="warpgroup",
-        scratch_types=[_Shared.types(plan)],
+        scratch_types=[Shared.types(plan)],
         compiler_params=plgpu.CompilerParams(
             approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
         interpret=interpret,
     )(x, words, scale, zero)
-    return jnp.sum(out, axis=0).astype(dtype) if parts else out
+    out = jnp.sum(out, axis=0).astype(dtype) if parts else out
+    return out[:rows] if padding else out
 
 
-def default_cut(rows: int, inputs: int, outputs: int) -> Cut:
-    """For every multiprocessor to read, without more parts of K than that takes."""
-    warpgroups = 4 if rows <= _CHUNK and outputs >= 128 * MULTIPROCESSORS else 2
-    depth = 128 if rows <= 128 else BRICK
-    tiles = pl.cdiv(outputs, BRICK * warpgroups)
-    most = inputs // depth // 4
-    splits = 1 if rows > 128 else max(1, min(MULTIPROCESSORS // tiles, most))
-    return Cut(warpgroups, splits, depth)
+def kind_of(words: jax.Array) -> Kind:
+    """Of weights [N / 64, K / 64, *shape]."""
+    return next(kind for kind in (INT4, FP8) if kind.shape == words.shape[2:])
+
+
+def cut_for(kind: Kind, m: int, k: int, n: int) -> Cut:
+    """What was measured for x [m, k] and a weight [n, k] of a kind, or else what is likely best."""
+    table = (NARROW_INT4 if kind is INT4 else NARROW_FP8)["NVIDIA H200"]
+    measured = table.get((k, n))
+    return candidate_cuts(m, k, n)[0] if measured is None else up_to(m, measured)
+
+
+def candidate_cuts(m: int, k: int, n: int) -> list[Cut]:
+    """Those worth a try, what is likely best first.
+
+    All programs run at a time, and few multiprocessors are idle.
+    """
+    shapes = [(2, 1, 128), (4, 1, 128), (2, 2, 128), (2, 1, 256)]
+    if m > 128:
+        shapes = [(2, 1, BRICK)]
+    elif m > _CHUNK:
+        shapes = [(2, 1, 128), (2, 1, BRICK)]
+    cuts = []
+    for warpgroups, residents, depth in shapes:
+        tiles, room = pl.cdiv(n, BRICK * warpgroups), MULTIPROCESSORS * residents
+        most = max(1, k // depth // 4)
+        splits = max(1, min(room // tiles, most)) if k % depth == 0 else 0
+        if splits:
+            cuts.append(Cut(warpgroups, splits, depth, residents))
+    return sorted(cuts, key=lambda cut: _turns(cut, n))
+
+
+def _turns(cut: Cut, n: int) -> float:
+    """How much longer than all multiprocessors together the busiest programs take."""
+    units, room = pl.cdiv(n, BRICK * cut.warpgroups) * cut.splits, MULTIPROCESSORS * cut.residents
+    # With one turn, a multiprocessor reads faster where others are idle.
+    return 1 if units <= room else pl.cdiv(units, room) * room / units
 
 
 def _kernel(
@@ -256,7 +274,7 @@ def _kernel(
     plan: Plan,
 ) -> None:
     """All tiles of one program."""
-    parts = _Shared(*shared)
+    parts = Shared(*shared)
     warpgroup = lax.axis_index("warpgroup")
     computers = plan.cut.warpgroups
     wide = computers == 2 and plan.cut.residents == 1
@@ -309,7 +327,7 @@ def _for_each_unit(plan: Plan, handle: Callable[[_Unit], None]) -> None:
 
 
 def _copy(
-    x_ref: Ref, w_ref: Ref, scale_refs: tuple[Ref, ...], shared: _Shared, plan: Plan, unit: _Unit
+    x_ref: Ref, w_ref: Ref, scale_refs: tuple[Ref, ...], shared: Shared, plan: Plan, unit: _Unit
 ) -> None:
     """Fill buffers as they become free."""
     cut = plan.cut
@@ -320,7 +338,8 @@ def _copy(
         full = shared.full.at[slot]
         pl.when(count >= plan.stages)(lambda: plgpu.barrier_wait(shared.free.at[slot]))
         bricks = w_ref.at[
-            pl.ds(unit.tile * cut.warpgroups, cut.warpgroups), pl.ds(step * plan.bricks, plan.bricks)
+            pl.ds(unit.tile * cut.warpgroups, cut.warpgroups),
+            pl.ds(step * plan.bricks, plan.bricks),
         ]
         plgpu.copy_gmem_to_smem(bricks, shared.w.at[slot], full)
         start = pl.multiple_of(step * cut.depth, cut.depth)
@@ -335,15 +354,13 @@ def _copy(
     lax.fori_loop(unit.begin, unit.end, fill, jnp.int32(0))
 
 
-def _compute(
-    warpgroup: jax.Array, out_ref: Ref, shared: _Shared, plan: Plan, unit: _Unit
-) -> None:
+def _compute(warpgroup: jax.Array, out_ref: Ref, shared: Shared, plan: Plan, unit: _Unit) -> None:
     """One warpgroup's outputs of a tile."""
 
     def buffer(k: jax.Array) -> tuple[jax.Array, jax.Array, Ref]:
         slot = lax.rem(unit.done + k - unit.begin, plan.stages)
         plgpu.barrier_wait(shared.full.at[slot])
-        weight = _weight(warpgroup, slot, shared, plan)
+        weight = weight_of(warpgroup, slot, shared, plan)
         return slot, weight, shared.x.at[slot].transpose((1, 0))
 
     def multiplied(acc: Ref) -> jax.Array:
@@ -372,7 +389,7 @@ def _compute(
     _store(acc, warpgroup, out_ref, shared, plan, unit)
 
 
-def _weight(warpgroup: jax.Array, slot: jax.Array, shared: _Shared, plan: Plan) -> jax.Array:
+def weight_of(warpgroup: jax.Array, slot: jax.Array, shared: Shared, plan: Plan) -> jax.Array:
     """A buffer's weight of one warpgroup, [64, depth]."""
     ref = shared.w.at[slot, warpgroup]
     if plan.interpreted:
@@ -390,7 +407,7 @@ def _of_outputs(
     shape: tuple[int, ...],
     warpgroup: jax.Array,
     slot: jax.Array,
-    shared: _Shared,
+    shared: Shared,
     plan: Plan,
     which: int,
 ) -> jax.Array:
@@ -411,7 +428,7 @@ def _of_outputs(
 
 
 def _store(
-    acc: jax.Array, warpgroup: jax.Array, out_ref: Ref, shared: _Shared, plan: Plan, unit: _Unit
+    acc: jax.Array, warpgroup: jax.Array, out_ref: Ref, shared: Shared, plan: Plan, unit: _Unit
 ) -> None:
     """Turn the accumulator [64, columns] and copy it out, a chunk of rows of x at a time."""
     if plan.cut.splits > 1:
@@ -427,6 +444,4 @@ def _store(
             acc[:, row : row + size].astype(plan.out_dtype), plgpu.Layout.WGMMA_TRANSPOSED
         )
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(
-            buffer.at[pl.ds(0, size)], out_ref.at[pl.ds(row, size), outputs]
-        )
+        plgpu.copy_smem_to_gmem(buffer.at[pl.ds(0, size)], out_ref.at[pl.ds(row, size), outputs])

@@ -61,6 +61,7 @@ class Tile(NamedTuple):
 
 
 def span(start: jax.Array | int, size: int, unit: int | None = None) -> pl.Slice:
+    """A slice of `size` from `start` on, which `unit` divides, or else `size` does."""
     if isinstance(start, int):
         return pl.ds(start, size)
     return pl.ds(pl.multiple_of(start, unit or size), size)

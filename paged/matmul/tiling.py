@@ -66,6 +66,23 @@ class Tiling:
         return self.row_cluster * self.column_cluster
 
 
+@dataclass(frozen=True)
+class Cut:
+    """How a product with weights out of registers is cut.
+
+    Attributes:
+        warpgroups: that multiply, each 64 outputs.
+        splits: parts of K, each summed apart.
+        depth: inputs in a buffer.
+        residents: programs that a multiprocessor runs at a time.
+    """
+
+    warpgroups: int = 2
+    splits: int = 1
+    depth: int = 128
+    residents: int = 1
+
+
 def most_tiles(rows: int, groups: int, height: int) -> int:
     """Row tiles that groups of `rows` in all are cut into at most, none of which has two groups."""
     return min(rows // ROW_UNIT, rows // height + groups)

@@ -22,7 +22,8 @@ def hopper() -> None:
 
 def near(found: jax.Array, exact: jax.Array) -> None:
     error = jnp.abs(found.astype(jnp.float32) - exact)
-    assert float(jnp.max(error - 0.01 * jnp.abs(exact))) < 0.05
+    # Weights are rounded to 16 bits before they are multiplied.
+    assert float(jnp.max(error - 0.01 * jnp.abs(exact))) < 0.01 * float(jnp.std(exact)) + 0.05
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -1,0 +1,114 @@
+"""Weights alone quantised, as a Hopper GPU multiplies them: in bricks of `paged.matmul.bricks`."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from paged import matmul
+from paged.models.activations import gate
+from paged.models.weights import Portable
+
+_MIDDLE = 8
+_CONTRACT_LAST = (((1,), (1,)), ((), ()))
+
+
+@struct.dataclass
+class InBricks(Portable):
+    """A weight of 4 bits, or of floats of 8, with a scale for each group of inputs of each output.
+
+    Few rows are multiplied out of registers. For many it pays to write the weight out once.
+
+    Attributes:
+        words: [N / 64, K / 64, *shape of a brick] uint32.
+        scale: [K / group, N].
+        zero: [K / group, N] in the dtype of `scale`, the value less 8 that stands for 0; or None.
+        order: [K] int32, which input each is for; None for the order they come in.
+        bias: [*N] or None.
+        outputs: *N (static).
+    """
+
+    words: jax.Array
+    scale: jax.Array
+    zero: jax.Array | None
+    order: jax.Array | None
+    bias: jax.Array | None
+    outputs: tuple[int, ...] = struct.field(pytree_node=False)
+
+    def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
+        if self.order is not None:
+            x = jnp.take(x, self.order, axis=-1)
+        out = self._product(x, jnp.dtype(dtype or x.dtype)).reshape(len(x), *self.outputs)
+        return out if self.bias is None else out + self.bias.astype(out.dtype)
+
+    def added_to(self, residual: jax.Array, x: jax.Array) -> jax.Array:
+        return residual + self(x)
+
+    def gated(self, x: jax.Array, activation: str) -> jax.Array:
+        return gate(self(x), activation)
+
+    def on_hopper(self, device_kind: str) -> InBricks:
+        """See `Portable`."""
+        return self
+
+    def _product(self, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+        """[T, N]."""
+        if len(x) <= matmul.MOST_NARROW_ROWS and x.dtype.itemsize == 2:
+            scale = self.scale.astype(x.dtype)
+            zero = None if self.zero is None else self.zero.astype(x.dtype)
+            return matmul.narrow_matmul(x, self.words, scale, zero, out_dtype=dtype)
+        expanded = matmul.expanded(self.words, self.scale, self.zero).astype(x.dtype)
+        return jax.lax.dot_general(x, expanded, _CONTRACT_LAST, preferred_element_type=dtype)
+
+
+def fits_bricks(inputs: int, outputs: int, group: int, dtype: jnp.dtype) -> bool:
+    """Whether the kernels take a weight with such groups, for activations of `dtype`."""
+    return dtype.itemsize == 2 and matmul.supports_narrow(1, inputs, outputs, group)
+
+
+def of_groups(weight: Any, unpacked: Any) -> InBricks:
+    """A `GroupScaled` of 4 bits, or its shapes, in bricks; `unpacked` gives its values [K, *N]."""
+    outputs = weight.scale.shape[1:]
+    flat = partial(_flat_rows, count=prod(outputs))
+    return InBricks(
+        words=_made(lambda packed: matmul.INT4.words(flat(unpacked(packed)).T), weight.weight),
+        scale=_made(flat, weight.scale),
+        zero=None
+        if weight.zero is None
+        else _made(
+            lambda zero: (flat(zero).astype(jnp.int32) - _MIDDLE).astype(weight.scale.dtype),
+            weight.zero,
+        ),
+        order=weight.order,
+        bias=weight.bias,
+        outputs=outputs,
+    )
+
+
+def of_tiles(weight: Any, dtype: jnp.dtype) -> InBricks:
+    """A `TileScaled`, or its shapes, in bricks, for activations of `dtype`."""
+    *outputs, inputs = weight.weight.shape
+    return InBricks(
+        words=_made(lambda rows: matmul.FP8.words(rows.reshape(-1, inputs)), weight.weight),
+        scale=_made(lambda scale: scale.reshape(-1, scale.shape[-1]).T.astype(dtype), weight.scale),
+        zero=None,
+        order=None,
+        bias=weight.bias,
+        outputs=tuple(outputs),
+    )
+
+
+def _flat_rows(array: jax.Array, count: int) -> jax.Array:
+    return array.reshape(-1, count)
+
+
+def _made(function: Any, array: Any) -> Any:
+    """What a function makes of an array; of a shape, the shape of that."""
+    if isinstance(array, jax.ShapeDtypeStruct):
+        return jax.eval_shape(function, array)
+    return jax.jit(function)(array)
