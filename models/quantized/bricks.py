@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-from math import prod
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +12,6 @@ from paged import matmul
 from paged.models.activations import gate
 from paged.models.weights import Portable
 
-_MIDDLE = 8
 _CONTRACT_LAST = (((1,), (1,)), ((), ()))
 
 
@@ -71,44 +68,8 @@ def fits_bricks(inputs: int, outputs: int, group: int, dtype: jnp.dtype) -> bool
     return dtype.itemsize == 2 and matmul.supports_narrow(1, inputs, outputs, group)
 
 
-def of_groups(weight: Any, unpacked: Any) -> InBricks:
-    """A `GroupScaled` of 4 bits, or its shapes, in bricks; `unpacked` gives its values [K, *N]."""
-    outputs = weight.scale.shape[1:]
-    flat = partial(_flat_rows, count=prod(outputs))
-    return InBricks(
-        words=_made(lambda packed: matmul.INT4.words(flat(unpacked(packed)).T), weight.weight),
-        scale=_made(flat, weight.scale),
-        zero=None
-        if weight.zero is None
-        else _made(
-            lambda zero: (flat(zero).astype(jnp.int32) - _MIDDLE).astype(weight.scale.dtype),
-            weight.zero,
-        ),
-        order=weight.order,
-        bias=weight.bias,
-        outputs=outputs,
-    )
-
-
-def of_tiles(weight: Any, dtype: jnp.dtype) -> InBricks:
-    """A `TileScaled`, or its shapes, in bricks, for activations of `dtype`."""
-    *outputs, inputs = weight.weight.shape
-    return InBricks(
-        words=_made(lambda rows: matmul.FP8.words(rows.reshape(-1, inputs)), weight.weight),
-        scale=_made(lambda scale: scale.reshape(-1, scale.shape[-1]).T.astype(dtype), weight.scale),
-        zero=None,
-        order=None,
-        bias=weight.bias,
-        outputs=tuple(outputs),
-    )
-
-
-def _flat_rows(array: jax.Array, count: int) -> jax.Array:
-    return array.reshape(-1, count)
-
-
-def _made(function: Any, array: Any) -> Any:
-    """What a function makes of an array; of a shape, the shape of that."""
-    if isinstance(array, jax.ShapeDtypeStruct):
-        return jax.eval_shape(function, array)
-    return jax.jit(function)(array)
+def made[W](function: Callable[[W], InBricks], weight: W) -> InBricks:
+    """What a jitted function makes of a weight; of its shapes, the shapes of that."""
+    if isinstance(jax.tree.leaves(weight)[0], jax.ShapeDtypeStruct):
+        return jax.eval_shape(function, weight)
+    return function(weight)

@@ -15,10 +15,11 @@ from flax import struct
 
 from paged import matmul
 from paged.models.activations import gate
-from paged.models.quantized.bricks import InBricks, fits_bricks, of_tiles
+from paged.models.quantized.bricks import InBricks, fits_bricks, made
 from paged.models.weights import Portable
 
 FLOAT8, INT8 = jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.int8)
+_BF16 = jnp.dtype(jnp.bfloat16)
 # Inputs that share a scale where there is more than one for an output.
 TILE = 128
 _CONTRACT_LAST = (((1,), (1,)), ((), ()))
@@ -171,8 +172,15 @@ class TileScaled(Portable):
     def on_hopper(self, device_kind: str) -> TileScaled | InBricks:
         """See `Portable`."""
         *outputs, inputs = self.weight.shape
-        # What activations come in there, unless someone asks for other floats of 16 bits.
-        dtype = jnp.dtype(jnp.bfloat16)
-        if inputs % TILE or not fits_bricks(inputs, prod(outputs), TILE, dtype):
+        if inputs % TILE or not fits_bricks(inputs, prod(outputs), TILE, _BF16):
             return self
-        return of_tiles(self, dtype)
+        return made(_in_bricks, self)
+
+
+@jax.jit
+def _in_bricks(weight: TileScaled) -> InBricks:
+    """The same weight, its scales in the floats that activations most often come in."""
+    *outputs, inputs = weight.weight.shape
+    words = matmul.FP8.words(weight.weight.reshape(-1, inputs))
+    scale = weight.scale.reshape(-1, weight.scale.shape[-1]).T.astype(_BF16)
+    return InBricks(words, scale, None, None, weight.bias, tuple(outputs))

@@ -7,18 +7,18 @@ halves are one run of inputs and its high halves are the next.
 
 from __future__ import annotations
 
-from functools import partial
 from math import gcd, prod
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from paged import matmul
 from paged.models.activations import gate
-from paged.models.quantized.bricks import fits_bricks, of_groups
+from paged.models.quantized.bricks import InBricks, fits_bricks, made
 from paged.models.weights import Portable
 
-_UNIT = 128
+_UNIT, _MIDDLE4 = 128, 8
 
 
 def pack(values: jax.Array, bits: int, group: int) -> jax.Array:
@@ -91,4 +91,16 @@ class GroupScaled(Portable):
         inputs, outputs = self.weight.shape[0] * 8 // self.bits, prod(self.scale.shape[1:])
         if self.bits != 4 or not fits_bricks(inputs, outputs, self.group, self.scale.dtype):
             return self
-        return of_groups(self, partial(unpack, bits=self.bits, group=self.group))
+        return made(_in_bricks, self)
+
+
+@jax.jit
+def _in_bricks(weight: GroupScaled) -> InBricks:
+    """The same weight of 4 bits."""
+    outputs = weight.scale.shape[1:]
+    scale, zero = weight.scale.reshape(-1, prod(outputs)), None
+    values = unpack(weight.weight, weight.bits, weight.group).reshape(-1, prod(outputs))
+    if weight.zero is not None:
+        zero = (weight.zero.reshape(scale.shape).astype(jnp.int32) - _MIDDLE4).astype(scale.dtype)
+    words = matmul.INT4.words(values.T)
+    return InBricks(words, scale, zero, weight.order, weight.bias, tuple(outputs))
