@@ -7,6 +7,7 @@ activations, it is not used: that of the token at hand is never worse.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import jax
@@ -93,7 +94,7 @@ class HopperChannelScaled(ChannelScaled):
     device_kind: str = struct.field(pytree_node=False, kw_only=True)
 
     def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
-        flat = self.replace(weight=self._rows, scale=self.scale.reshape(-1))
+        flat = replace(self, weight=self._rows, scale=self.scale.reshape(-1))
         out = flat._product(x, dtype=dtype)
         if out is None:
             return ChannelScaled.__call__(self, x, dtype)
@@ -113,12 +114,14 @@ class HopperChannelScaled(ChannelScaled):
         self, x: jax.Array, residual: jax.Array | None = None, dtype: jnp.dtype | None = None
     ) -> jax.Array | None:
         """By the kernel, with gates where the weight is [2, F, K]; None where it takes no such."""
-        values = jax.ShapeDtypeStruct(x.shape, self.weight.dtype)
-        if not matmul.supports_scaled(values, self.weight):
+        (rows, inputs), outputs = x.shape, self.weight.shape[-2]
+        shape = jax.ShapeDtypeStruct(x.shape, self.weight.dtype)
+        if not matmul.supports_scaled(shape, self.weight):
             return None
         tiling = matmul.scaled_tiling_for(
-            *x.shape,
-            self.weight.shape[-2],
+            rows,
+            inputs,
+            outputs,
             device_kind=self.device_kind,
             gated=self.weight.ndim == 3,
             residual=residual is not None,

@@ -389,7 +389,9 @@ def _compute(warpgroup: jax.Array, out_ref: Ref, shared: Shared, plan: Plan, uni
     _store(acc, warpgroup, out_ref, shared, plan, unit)
 
 
-def weight_of(warpgroup: jax.Array, slot: jax.Array, shared: Shared, plan: Plan) -> jax.Array:
+def weight_of(
+    warpgroup: jax.Array | int, slot: jax.Array | int, shared: Shared, plan: Plan
+) -> jax.Array:
     """A buffer's weight of one warpgroup, [64, depth]."""
     ref = shared.w.at[slot, warpgroup]
     if plan.interpreted:
@@ -405,8 +407,8 @@ def weight_of(warpgroup: jax.Array, slot: jax.Array, shared: Shared, plan: Plan)
 
 def _of_outputs(
     shape: tuple[int, ...],
-    warpgroup: jax.Array,
-    slot: jax.Array,
+    warpgroup: jax.Array | int,
+    slot: jax.Array | int,
     shared: Shared,
     plan: Plan,
     which: int,

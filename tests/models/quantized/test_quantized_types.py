@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -195,7 +196,7 @@ def test_channels_on_hopper_multiply_as_elsewhere(dtype, monkeypatch):
     near(faster(x), weight(x))
     near(faster.gated(x, "silu"), weight.gated(x, "silu"))
     one, plain = (
-        each.replace(weight=each.weight[0], scale=each.scale[0]) for each in (faster, weight)
+        replace(each, weight=each.weight[0], scale=each.scale[0]) for each in (faster, weight)
     )
     residual = jnp.asarray(drawn(2, 9, 64), jnp.bfloat16)
     near(one.added_to(residual, x), plain.added_to(residual, x))
@@ -220,4 +221,4 @@ def test_shapes_become_those_of_the_weights():
         made = jax.eval_shape(lambda w: w, for_device(weight, aot.H200.device))
         shapes = for_device(jax.eval_shape(lambda w: w, weight), aot.H200.device)
         assert jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), made, shapes)
-        assert jax.tree.structure(made) == jax.tree.structure(shapes)
+        assert str(jax.tree.structure(made)) == str(jax.tree.structure(shapes))
