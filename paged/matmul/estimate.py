@@ -42,6 +42,9 @@ def ranked_tilings(
     # A row of shared memory holds twice as much of K in 8 bits.
     longer = 2 // dtype.itemsize
     tilings = [dataclasses.replace(t, depth=t.depth * longer) for t in _candidates(m, gated)]
+    if longer > 1 and m <= ROWS:
+        # Of equals the deepest first: so few rows leave room for it, and it gains a few percent.
+        tilings.sort(key=lambda tiling: -tiling.depth)
     plans = [_plan(m, k, n, gated, residual, tiling, dtype) for tiling in tilings]
     rated = [(_microseconds(plan), plan.tiling) for plan in plans if _fits(plan)]
     return sorted(rated, key=lambda pair: pair[0])
