@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,9 +64,14 @@ class InBricks(Portable):
         return jax.lax.dot_general(x, expanded, _CONTRACT_LAST, preferred_element_type=dtype)
 
 
-def fits_bricks(inputs: int, outputs: int, group: int, dtype: jnp.dtype) -> bool:
-    """Whether the kernels take a weight with such groups, for activations of `dtype`."""
-    return dtype.itemsize == 2 and matmul.supports_narrow(1, inputs, outputs, group)
+def fits_bricks(array: Any, inputs: int, outputs: int, group: int, dtype: jnp.dtype) -> bool:
+    """Whether the kernels take a weight with such groups, for activations of `dtype`.
+
+    `array` is the weight or its shape. One that several devices share stays as they share it.
+    """
+    sharding = getattr(array, "sharding", None)
+    alone = sharding is None or sharding.num_devices == 1
+    return alone and dtype.itemsize == 2 and matmul.supports_narrow(1, inputs, outputs, group)
 
 
 def made[W](function: Callable[[W], InBricks], weight: W) -> InBricks:

@@ -175,7 +175,7 @@ class TileScaled(Portable):
     def on_hopper(self, device_kind: str) -> TileScaled | InBricks:
         """See `Portable`."""
         *outputs, inputs = self.weight.shape
-        if inputs % TILE or not fits_bricks(inputs, prod(outputs), TILE, _BF16):
+        if inputs % TILE or not fits_bricks(self.weight, inputs, prod(outputs), TILE, _BF16):
             return self
         return made(_in_bricks, self)
 

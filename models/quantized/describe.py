@@ -84,13 +84,16 @@ def expanded_weights(params: Any, device: jax.Device) -> list[str]:
 
     `params` are a model's, or their shapes.
     """
-    shapes = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype), params)
+    shapes = jax.tree.map(
+        lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=each.sharding), params
+    )
     leaves = jax.tree.leaves(for_device(shapes, device), is_leaf=_is_quantized)
     nodes = [node for node in leaves if _is_quantized(node)]
     said = []
     bits = {node.bits for node in nodes if isinstance(node, GroupScaled)}
     wanted = (
-        "takes inputs in multiples of 128, outputs in multiples of 64, and groups of 32, 64 or 128"
+        "takes weights of one device, whose inputs are a multiple of 128 and outputs of 64, in "
+        "groups of 32, 64 or 128"
         if matmul.available(device)
         else "needs a Hopper GPU, of compute capability 9.0"
     )

@@ -89,7 +89,8 @@ class GroupScaled(Portable):
     def on_hopper(self, device_kind: str) -> Portable:
         """See `Portable`."""
         inputs, outputs = self.weight.shape[0] * 8 // self.bits, prod(self.scale.shape[1:])
-        if self.bits != 4 or not fits_bricks(inputs, outputs, self.group, self.scale.dtype):
+        sizes = inputs, outputs, self.group
+        if self.bits != 4 or not fits_bricks(self.weight, *sizes, self.scale.dtype):
             return self
         return made(_in_bricks, self)
 

@@ -239,8 +239,8 @@ def cut_for(kind: Kind, m: int, k: int, n: int) -> Cut:
 def candidate_cuts(m: int, k: int, n: int) -> list[Cut]:
     """Those worth a try, what is likely best first.
 
-    All programs run at a time, and few multiprocessors are idle. The order is that of products of 16
-    rows with the weights of an 8B model on an H200.
+    All programs run at a time, and few multiprocessors are idle. The order is that of products of
+    16 rows with the weights of an 8B model on an H200.
     """
     shapes = [(2, 2, 128), (2, 1, 256), (4, 1, 128), (2, 1, 128)]
     if m > 128:

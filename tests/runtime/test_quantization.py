@@ -98,7 +98,9 @@ def test_a_gpu_tells_what_it_expands() -> None:
         "groups": GroupScaled(one[:, :96], jnp.ones((1, 96), jnp.bfloat16), bits=4),
         "tiles": TileScaled(floats[:, :96], jnp.ones((64, 1))),
     }
-    assert ["in multiples" in text for text in expanded_weights(odd, aot.H200.device)] == [True] * 2
+    assert ["a multiple of 128" in text for text in expanded_weights(odd, aot.H200.device)] == [
+        True
+    ] * 2
     eight = GroupScaled(one, jnp.ones((1, 128)), bits=8)
     assert "8 bits" in expanded_weights(eight, aot.H200.device)[0]
     integers = ChannelScaled(one.astype(jnp.int8), jnp.ones(64))

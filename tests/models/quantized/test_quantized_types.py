@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from paged import matmul
 from paged.models.quantized import ChannelScaled, GroupScaled, TileScaled
@@ -208,6 +209,16 @@ def test_what_the_kernels_do_not_take_stays_as_it_is():
     odd = for_device(weights((96, 2, 6))[0], aot.H200.device)
     x = jnp.ones((T, 96))
     np.testing.assert_allclose(odd(x), weights((96, 2, 6))[0](x))
+
+
+def test_what_devices_share_stays_as_they_share_it():
+    mesh = AbstractMesh((2,), ("tensor",))
+    shared = NamedSharding(mesh, PartitionSpec("tensor"))
+    tiles = TileScaled(
+        jax.ShapeDtypeStruct((128, 256), jnp.float8_e4m3fn, sharding=shared),
+        jax.ShapeDtypeStruct((128, 2), F32, sharding=shared),
+    )
+    assert for_device(tiles, aot.H200.device) is tiles
 
 
 def test_shapes_become_those_of_the_weights():
