@@ -21,11 +21,16 @@ from paged.models.weights import Portable
 _UNIT, _MIDDLE4 = 128, 8
 
 
+def unit_of(group: int) -> int:
+    """Inputs whose values share bytes, where so many share a scale."""
+    return gcd(group, _UNIT)
+
+
 def pack(values: jax.Array, bits: int, group: int) -> jax.Array:
     """Values [K, *N] uint8 of so many bits to [K * bits / 8, *N], packed by units of a group."""
     if bits == 8:
         return values
-    halves = values.reshape(-1, 2, gcd(group, _UNIT) // 2, *values.shape[1:])
+    halves = values.reshape(-1, 2, unit_of(group) // 2, *values.shape[1:])
     packed = halves[:, 0] | (halves[:, 1] << 4)
     return packed.reshape(-1, *values.shape[1:])
 
@@ -34,7 +39,7 @@ def unpack(packed: jax.Array, bits: int, group: int) -> jax.Array:
     """The reverse of `pack`."""
     if bits == 8:
         return packed
-    units = packed.reshape(-1, gcd(group, _UNIT) // 2, *packed.shape[1:])
+    units = packed.reshape(-1, unit_of(group) // 2, *packed.shape[1:])
     halves = jnp.stack([units & 15, units >> 4], axis=1)
     return halves.reshape(-1, *packed.shape[1:])
 

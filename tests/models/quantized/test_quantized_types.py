@@ -214,10 +214,11 @@ def test_what_the_kernels_do_not_take_stays_as_it_is():
 def test_what_devices_share_stays_as_they_share_it():
     mesh = AbstractMesh((2,), ("tensor",))
     shared = NamedSharding(mesh, PartitionSpec("tensor"))
-    tiles = TileScaled(
+    shapes: list[Any] = [
         jax.ShapeDtypeStruct((128, 256), jnp.float8_e4m3fn, sharding=shared),
         jax.ShapeDtypeStruct((128, 2), F32, sharding=shared),
-    )
+    ]
+    tiles = TileScaled(*shapes)
     assert for_device(tiles, aot.H200.device) is tiles
 
 
