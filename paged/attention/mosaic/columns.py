@@ -34,7 +34,9 @@ class Spec:
         buffers: those of the ring; keys and values, if there are both, take turns in them.
         programs: those that share the work of the same head.
         scoring: see `Scoring`.
-        dtype: of queries, pages and output.
+        dtype: of what is multiplied.
+        out_dtype: of output.
+        page_dtype: of what pages hold.
         interpreted: whether Pallas' interpreter runs the kernels.
     """
 
@@ -49,7 +51,19 @@ class Spec:
     programs: int
     scoring: Scoring
     dtype: jnp.dtype
+    out_dtype: jnp.dtype
+    page_dtype: jnp.dtype
     interpreted: bool
+
+    @property
+    def narrow(self) -> bool:
+        """Whether pages hold values of 8 bits, in words of two."""
+        return self.page_dtype.itemsize == 1
+
+    @property
+    def row(self) -> int:
+        """Elements of a head as pages hold it."""
+        return self.head_dim // 2 if self.narrow else self.head_dim
 
     @property
     def value_dim(self) -> int:
@@ -135,7 +149,7 @@ def accumulate(running: Running, values: Ref, weights: Ref, spec: Spec) -> Runni
 def store_rows(out: jax.Array, rows: Ref, out_ref: Ref, head: jax.Array, spec: Spec) -> None:
     """Copy `out` [.., N] by way of `rows` [N, ..] to the group's rows of `out_ref` [Hq, ..]."""
     rows.transpose((1, 0))[...] = plgpu.layout_cast(
-        out.astype(spec.dtype), plgpu.Layout.WGMMA_TRANSPOSED
+        out.astype(spec.out_dtype), plgpu.Layout.WGMMA_TRANSPOSED
     )
     plgpu.commit_smem()
     group = out_ref.at[pl.ds(head * spec.group, spec.group)]

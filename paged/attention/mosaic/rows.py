@@ -32,7 +32,9 @@ class Spec:
         span: positions a buffer of the ring holds.
         stages: buffers of the ring, for keys and for values.
         scoring: see `Scoring`.
-        dtype: of queries, pages and output.
+        dtype: of what is multiplied.
+        out_dtype: of queries as they come, and of output.
+        page_dtype: of what pages hold.
         interpreted: whether Pallas' interpreter runs the kernel.
     """
 
@@ -45,12 +47,19 @@ class Spec:
     stages: int
     scoring: Scoring
     dtype: jnp.dtype
+    out_dtype: jnp.dtype
+    page_dtype: jnp.dtype
     interpreted: bool
 
     @property
     def tokens(self) -> int:
         """Tokens of a warpgroup. Its row r is token r % tokens with member r // tokens."""
         return self.cut.tokens // COMPUTERS
+
+    @property
+    def narrow(self) -> bool:
+        """Whether pages hold values of 8 bits, in words of two."""
+        return self.page_dtype.itemsize == 1
 
     @property
     def copies(self) -> int:

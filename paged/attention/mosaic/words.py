@@ -1,0 +1,130 @@
+"""Words of two 8-bit values taken apart on Hopper, into what its tensor cores multiply.
+
+A register holds two words that lie side by side, four values. They become two registers of two
+values each, in the type of `product_dtype`: exact, and in few instructions, for a span has twice as
+many values as one of 16 bits takes from memory in the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.mosaic import gpu as mgpu
+from jax.experimental.mosaic.gpu import utils
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import llvm
+
+from paged.attention.triton.unpack import product_dtype
+
+WIDE = plgpu.Layout.WGMMA_8BIT
+"""Of what `widened` gives: four neighbours of a row are in one thread."""
+
+# For each type the first two of a register's values, then its last two.
+_E4M3 = """{{
+    .reg .b16 low, high;
+    mov.b32 {{low, high}}, $1;
+    cvt.rn.f16x2.e4m3x2 $0, {half};
+}}"""
+# These are the upper half of a float16.
+_E5M2 = "prmt.b32 $0, $1, 0, {bytes};"
+# A bfloat16 from 128 up to 255 has an integer in its last 7 bits, and the sign's weight is 128.
+_INT8 = """{{
+    .reg .b32 word, digits, sign, minus;
+    prmt.b32 word, $1, 0, {bytes};
+    lop3.b32 digits, word, 0x007f007f, 0x43004300, 0xea;
+    lop3.b32 sign, word, 0x00800080, 0x43004300, 0xea;
+    mov.b32 minus, 0xbf80bf80;
+    fma.rn.bf16x2 $0, sign, minus, digits;
+}}"""
+_ASSEMBLY = {
+    jnp.dtype(jnp.float8_e4m3fn): [_E4M3.format(half=half) for half in ("low", "high")],
+    jnp.dtype(jnp.float8_e5m2): [_E5M2.format(bytes=b) for b in ("0x1404", "0x3424")],
+    jnp.dtype(jnp.int8): [_INT8.format(bytes=b) for b in ("0x4140", "0x4342")],
+}
+
+
+def columns_of_tile(row: int) -> int:
+    """Elements of 16 bits that a tile in shared memory has of a row: as many as fit, up to 64."""
+    return next(columns for columns in (64, 32, 16) if row % columns == 0)
+
+
+def saturated(q: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Queries as `dtype`; beyond its range they saturate, as keys do."""
+    if q.dtype == dtype:
+        return q
+    limit = float(jnp.finfo(dtype).max)
+    return jnp.clip(q.astype(jnp.float32), -limit, limit).astype(dtype)
+
+
+def in_halves(x: jax.Array) -> jax.Array:
+    """The elements of the last axis in the order of `halves`, those of the first before."""
+    pairs = x.reshape(*x.shape[:-1], -1, 2, 2)
+    return jnp.swapaxes(pairs, -2, -3).reshape(x.shape)
+
+
+def halves(words: jax.Array, dtype: jnp.dtype, *, interpreted: bool) -> tuple[jax.Array, ...]:
+    """Of `words` [rows, W] the values 0, 1, 4, 5, .. of each row, and 2, 3, 6, 7, ..: [rows, W].
+
+    Both the words and the values are in the layout of products.
+    """
+    wide = product_dtype(dtype)
+    if interpreted:
+        return tuple(jnp.split(in_halves(_values(words, dtype)), 2, axis=1))
+    layout = plgpu.Layout.WGMMA
+    shape = plgpu.ShapeDtypeStruct(words.shape, wide, layout=layout)
+
+    @plgpu.inline_mgpu(arg_types=(layout,), return_type=(shape, shape))
+    def split(_: Any, words: Any) -> tuple[Any, ...]:
+        return tuple(
+            _each_register(words, layout, lambda reg, code=code: _pair(reg, code, wide))
+            for code in _ASSEMBLY[dtype]
+        )
+
+    first, second = split(words)
+    return first, second
+
+
+def widened(words: jax.Array, dtype: jnp.dtype, *, interpreted: bool) -> jax.Array:
+    """The values [rows, 2 * W] of `words` [rows, W], in the layout `WIDE`."""
+    wide = product_dtype(dtype)
+    if interpreted:
+        return _values(words, dtype)
+    rows, columns = words.shape
+    shape = plgpu.ShapeDtypeStruct((rows, 2 * columns), wide, layout=WIDE)
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA,), return_type=shape)
+    def widen(_: Any, words: Any) -> Any:
+        def four(reg: Any) -> Any:
+            return utils.vector_concat([_pair(reg, code, wide) for code in _ASSEMBLY[dtype]])
+
+        return _each_register(words, WIDE, four)
+
+    return widen(words)
+
+
+def _values(words: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """What the kernels compute, in plain JAX for the interpreter."""
+    values = lax.bitcast_convert_type(words, dtype)
+    return values.reshape(len(words), -1).astype(product_dtype(dtype))
+
+
+def _each_register(words: Any, layout: plgpu.Layout, work: Callable[[Any], Any]) -> Any:
+    """An array of the registers that become of those of another."""
+    made = np.empty_like(words.registers)
+    for place, register in np.ndenumerate(words.registers):
+        made[place] = work(register)
+    return mgpu.FragmentedArray(_registers=made, _layout=layout.to_mgpu(), _is_signed=None)
+
+
+def _pair(register: Any, assembly: str, dtype: jnp.dtype) -> Any:
+    """Run assembly on a register; gives two values of 16 bits."""
+    i32 = ir.IntegerType.get_signless(32)
+    made = llvm.inline_asm(i32, [utils.bitcast(register, i32)], assembly, "=r,r")
+    kind = utils.dtype_to_ir_type(dtype)
+    return utils.bitcast(made, ir.VectorType.get((2,), kind))
