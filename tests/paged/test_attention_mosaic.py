@@ -70,6 +70,9 @@ def interpreted_prefill(
     return mosaic_prefill(q, pages, meta, scoring, sinks, tiling=tiling, interpret=interpret)
 
 
+NARROW = pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2", "int8"])
+
+
 def test_decode_rows_see_their_whole_sequence() -> None:
     check(DECODE, LENGTHS, "interpreted", decode_only=True)
 
@@ -109,6 +112,29 @@ def test_sinks() -> None:
 
 def test_nothing_to_do() -> None:
     check(SHAPE, [Row(15, 1)], "interpreted")
+
+
+@NARROW
+@pytest.mark.parametrize("page_size", [8, 128])
+def test_decode_over_pages_of_8_bits(kv_dtype: str, page_size: int) -> None:
+    shape = replace(DECODE, heads=6, kv_heads=2, page_size=page_size, kv_dtype=kv_dtype)
+    check(shape, LENGTHS, "interpreted", decode_only=True)
+
+
+@NARROW
+def test_decode_over_pages_of_8_bits_of_a_window_with_sinks_and_a_soft_cap(kv_dtype: str) -> None:
+    shape = replace(DECODE, kv_dtype=kv_dtype, window=90, sinks=True, soft_cap=10.0)
+    check(shape, LENGTHS, "interpreted", decode_only=True)
+
+
+@NARROW
+def test_chunks_over_pages_of_8_bits(kv_dtype: str) -> None:
+    check(replace(SHAPE, kv_heads=2, kv_dtype=kv_dtype), MIXED, "interpreted")
+
+
+def test_chunks_over_large_pages_of_8_bits_of_a_window() -> None:
+    shape = replace(SHAPE, kv_dtype="int8", page_size=64, window=90, soft_cap=10.0, sinks=True)
+    check(shape, MIXED, "interpreted")
 
 
 def check_tiling(shape: Shape, tiling: DecodeTiling | PrefillTiling) -> None:
@@ -157,6 +183,9 @@ def test_no_candidate_changes_anything(head_dim: int, place: int) -> None:
         {"heads": 12, "window": 1},
         {"heads": 24, "window": 128, "head_dim": 256, "soft_cap": 30.0},
         {"dtype": "float16"},
+        {"kv_dtype": "fp8", "head_dim": 128, "page_size": 8},
+        {"kv_dtype": "fp8_e5m2", "head_dim": 192, "window": 5},
+        {"kv_dtype": "int8", "head_dim": 256, "page_size": 128, "dtype": "float16"},
     ],
     ids=str,
 )

@@ -37,8 +37,16 @@ from paged.attention.mosaic.columns import (
     store_rows,
     wide,
 )
+from paged.attention.mosaic.scales import (
+    Ahead,
+    ScaledSpans,
+    by_rows,
+    in_one_line,
+    of_keys,
+    of_values,
+)
 from paged.attention.mosaic.spans import clear_outside
-from paged.attention.mosaic.words import columns_of_tile, halves, in_halves, saturated, widened
+from paged.attention.mosaic.words import ROW, columns_of_tile, halves, in_halves, saturated, widened
 from paged.attention.mosaic.worklist import SPAN, WHOLE, Item, part_of, work_list
 from paged.attention.scoring import LOWEST, MASKED, Scoring
 from paged.attention.tiling import Heads, MosaicDecode, TritonDecode
@@ -131,8 +139,8 @@ def mosaic_decode(
     )(
         _queries(q, spec),
         pages.values.reshape(*pages.values.shape[:2], -1),
-        pages.scales,
         meta.page_tables,
+        in_one_line(pages.scales, meta.page_tables),
         sinks,
         work.items,
         work.first_item,
@@ -238,8 +246,8 @@ class _Shared(NamedTuple):
 def _part_kernel(
     q_ref: Ref,
     pages_ref: Ref,
-    scales_ref: Ref | None,
     tables_ref: Ref,
+    scales: tuple[Ref, Ref] | None,
     sinks_ref: Ref | None,
     items_ref: Ref,
     first_item_ref: Ref,
@@ -253,7 +261,8 @@ def _part_kernel(
     """All items of one program.
 
     `q` [R, Hkv, N, D] and `sinks` [Hkv, N] are padded (see `Spec.by_columns`), `pages` [num_pages,
-    page_size, 2 * Hkv * D] or, of latents, [.., D]. A row that is not cut goes to `out` [R, Hq, E],
+    page_size, 2 * Hkv * D] or, of latents, [.., D]; `scales` are theirs and the page tables, both in
+    one line (see `ScaledPages`). A row that is not cut goes to `out` [R, Hq, E],
     for values of E elements. `parts` [2 * programs, Hkv, E, N] are averages over the values of an
     item, and `log_sums` [2 * programs, Hkv, N] the base-2 logarithms of the sums of their weights.
     """
@@ -274,7 +283,7 @@ def _part_kernel(
     @pl.when(warpgroup == _COMPUTER)
     def _() -> None:
         outputs = out_ref, parts_ref, log_sums_ref
-        for_each_item(functools.partial(_compute, sinks_ref, outputs, shared, spec))
+        for_each_item(functools.partial(_compute, scales, sinks_ref, outputs, shared, spec))
 
     @pl.when(warpgroup == _MEMORY)
     def _() -> None:
@@ -360,6 +369,7 @@ def _drain(
 
 
 def _compute(
+    scales: tuple[Ref, Ref] | None,
     sinks_ref: Ref | None,
     outputs: tuple[Ref, Ref, Ref],
     shared: _Shared,
@@ -373,9 +383,12 @@ def _compute(
     q_slot = lax.rem(n, 2)
     since, until = item.spans
     running = start(head, item, sinks_ref, spec)
+    scaled = None if scales is None else ScaledSpans(*scales, item.table, head, spec, SPAN)
     plgpu.barrier_wait(shared.q_full.at[q_slot])
 
-    def visit(i: jax.Array, running: Running) -> Running:
+    def visit(i: jax.Array, carry: tuple[Running, Ahead | None]) -> tuple[Running, Ahead | None]:
+        running, ahead = carry
+        scale, ahead = (None, None) if scaled is None else scaled.next(i, ahead)
         count = spec.kinds * (done + i - since)
         key_slot, value_slot = (lax.rem(count + kind, spec.buffers) for kind in (0, spec.kinds - 1))
         plgpu.barrier_wait(shared.full.at[key_slot])
@@ -383,9 +396,16 @@ def _compute(
         scores = _products(shared.ring.at[key_slot], shared.q.at[q_slot], spec)
         if spec.kinds > 1:
             plgpu.barrier_arrive(shared.free.at[key_slot])
+        if scale is not None:
+            scores *= by_rows(of_keys(scale), scores.shape)
         running, weights = softmax(running, scores, i * SPAN, item, spec)
+        if scale is not None:
+            # What stands beyond the item may be NaN, and its weights are zero.
+            position = i * SPAN + plgpu.broadcasted_iota(jnp.int32, (SPAN,), 0, layout=ROW)
+            of_item = (position >= item.begin) & (position < item.end)
+            weights *= by_rows(jnp.where(of_item, of_values(scale), 0.0), weights.shape)
         shared.weights.transpose((1, 0))[...] = plgpu.layout_cast(
-            weights, plgpu.Layout.WGMMA_TRANSPOSED
+            weights.astype(spec.dtype), plgpu.Layout.WGMMA_TRANSPOSED
         )
         if spec.kinds > 1:
             plgpu.barrier_wait(shared.full.at[value_slot])
@@ -398,9 +418,10 @@ def _compute(
         plgpu.commit_smem()
         running = accumulate(running, values, shared.weights, spec)
         plgpu.barrier_arrive(shared.free.at[value_slot])
-        return running
+        return running, ahead
 
-    running = lax.fori_loop(since, until, visit, running)
+    ahead = None if scaled is None else scaled.first(since)
+    running, _ = lax.fori_loop(since, until, visit, (running, ahead))
     plgpu.barrier_arrive(shared.q_free.at[q_slot])
     _finish(running, head, item, outputs, shared.out, spec)
 

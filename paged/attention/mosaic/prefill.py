@@ -36,6 +36,7 @@ from paged.attention.mosaic.rows import (
     visible_to_rows,
     wide,
 )
+from paged.attention.mosaic.scales import in_one_line
 from paged.attention.mosaic.spans import clear_outside
 from paged.attention.mosaic.widening import Ring, Source, Words, copy_and_widen
 from paged.attention.mosaic.words import saturated
@@ -73,8 +74,6 @@ def obstacle(q: jax.Array | jax.ShapeDtypeStruct, pages: Pages) -> str | None:
         return f"it takes 16-bit floats, not {q.dtype}"
     if pages.dtype != q.dtype and pages.dtype.itemsize > 1:
         return f"its pages are of 8 bits or of the model's {q.dtype}, not {pages.dtype}"
-    if pages.scales is not None:
-        return f"its pages need no scales, as those of {pages.dtype} do"
     if head_dim % 64 or head_dim > 256:
         return f"it takes heads of 64, 128, 192 or 256 elements, not {head_dim}"
     return None
@@ -108,7 +107,7 @@ def mosaic_prefill(
             lowering_semantics=plgpu.LoweringSemantics.Lane,
         ),
         interpret=interpret,
-    )(q, pages.values, pages.scales, meta.page_tables, sinks, *step)
+    )(q, pages.values, meta.page_tables, in_one_line(pages.scales, meta.page_tables), sinks, *step)
 
 
 def _make_spec(
@@ -205,8 +204,8 @@ class _Shared(NamedTuple):
 def _kernel(
     q_ref: Ref,
     pages_ref: Ref,
-    scales_ref: Ref | None,
     tables_ref: Ref,
+    scales: tuple[Ref, Ref] | None,
     sinks_ref: Ref | None,
     rows_ref: Ref,
     tiles_ref: Ref,
@@ -236,7 +235,7 @@ def _kernel(
             ring = Ring(
                 shared.k, shared.v, shared.k_full, shared.v_full, shared.k_free, shared.v_free
             )
-            source = Source(pages_ref, scales_ref, tables_ref)
+            source = Source(pages_ref, tables_ref, scales)
             copy = functools.partial(copy_and_widen, source, shared.words, ring, spec)
         copied = _for_each_piece(step, spec, copy)
         _drain(copied, shared, spec)

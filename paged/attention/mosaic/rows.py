@@ -11,6 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged.attention.mosaic.spans import scored
+from paged.attention.mosaic.words import ROW
 from paged.attention.pieces import Cut, Piece
 from paged.attention.scoring import LOG2_E, LOWEST, MASKED, Scoring
 from paged.kernels import Ref
@@ -69,8 +70,6 @@ class Spec:
 
 # Output [ROWS, D], maximum [ROWS] and sum [ROWS] of the softmax so far, in powers of two.
 Running = tuple[jax.Array, jax.Array, jax.Array]
-# Of what has a query in each row.
-ROW = plgpu.Layout.WGMMA.reduce(1)
 
 
 def wide(column: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -15,7 +15,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged.attention.mosaic.rows import ROWS, Spec
-from paged.attention.mosaic.words import columns_of_tile, widened
+from paged.attention.mosaic.scales import Ahead, ScaledSpans, by_rows, of_keys, of_values
+from paged.attention.mosaic.words import WIDE, columns_of_tile, widened
 from paged.attention.pieces import Piece, stretches
 from paged.cache import WORD
 from paged.kernels import Ref, swizzled
@@ -55,11 +56,17 @@ class Ring(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Pages in the device's memory: their values and scales, and the tables that name them."""
+    """Pages in the device's memory.
+
+    Attributes:
+        values: see `paged.cache.Pages`.
+        tables: [S, P], the pages of each slot.
+        scales: those of the pages and the tables, both in one line (see `ScaledSpans`), or None.
+    """
 
     values: Ref
-    scales: Ref | None
     tables: Ref
+    scales: tuple[Ref, Ref] | None
 
 
 def copy_and_widen(
@@ -76,7 +83,9 @@ def copy_and_widen(
         entries = (jnp.minimum(first + j, spec.pages_per_table - 1) for j in range(spec.copies))
         return tuple(source.tables[piece.slot, entry] for entry in entries)
 
-    def copy(i: jax.Array, ids: tuple[jax.Array, ...], buffer: Ref, full: Ref, head: jax.Array):
+    def copy(
+        i: jax.Array, ids: tuple[jax.Array, ...], buffer: Ref, full: Ref, head: jax.Array
+    ) -> None:
         offset = pl.multiple_of(lax.rem(i * spec.span, spec.page_size), rows)
         for j, page in enumerate(ids):
             place = source.values.at[page, pl.ds(offset, rows), head]
@@ -84,42 +93,59 @@ def copy_and_widen(
 
     k_head, v_head = piece.head, piece.head + spec.kv_heads
 
-    def visit(i: jax.Array, ids: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    scaled = None
+    if source.scales is not None:
+        scaled = ScaledSpans(*source.scales, piece.slot, piece.head, spec, spec.span)
+
+    def visit(
+        i: jax.Array, carry: tuple[tuple[jax.Array, ...], Ahead | None]
+    ) -> tuple[tuple[jax.Array, ...], Ahead | None]:
+        ids, scales_ahead = carry
+        scale, scales_ahead = (None, None) if scaled is None else scaled.next(i, scales_ahead)
         count = done + i - since
         slot = lax.rem(count, spec.stages)
         # Read the table a span ahead, for its answer takes longer than a copy's start.
         ahead = table_entries(i + 2)
 
-        def fill(words: Ref, arrived: Ref, buffers: Ref, full: Ref, free: Ref, head: jax.Array):
+        def fill(
+            words: Ref,
+            arrived: Ref,
+            buffers: Ref,
+            full: Ref,
+            free: Ref,
+            head: jax.Array,
+            scale: jax.Array | None,
+        ) -> None:
             plgpu.barrier_wait(arrived)
             pl.when(count >= spec.stages)(lambda: plgpu.barrier_wait(free.at[slot]))
-            _widen(words, buffers.at[slot], spec)
+            _widen(words, buffers.at[slot], scale, spec)
             plgpu.commit_smem()
             plgpu.barrier_arrive(full.at[slot])
             pl.when(i + 1 < until)(lambda: copy(i + 1, ids, words, arrived, head))
 
-        fill(words.k, words.k_full, ring.k, ring.k_full, ring.k_free, k_head)
-        fill(words.v, words.v_full, ring.v, ring.v_full, ring.v_free, v_head)
-        return ahead
+        k_scale, v_scale = (None, None) if scale is None else (of_keys(scale), of_values(scale))
+        fill(words.k, words.k_full, ring.k, ring.k_full, ring.k_free, k_head, k_scale)
+        fill(words.v, words.v_full, ring.v, ring.v_full, ring.v_free, v_head, v_scale)
+        return ahead, scales_ahead
 
     first = table_entries(since)
     copy(since, first, words.k, words.k_full, k_head)
     copy(since, first, words.v, words.v_full, v_head)
-    lax.fori_loop(since, until, visit, table_entries(since + 1))
+    scales_ahead = None if scaled is None else scaled.first(since)
+    lax.fori_loop(since, until, visit, (table_entries(since + 1), scales_ahead))
 
 
-def _widen(words: Ref, wide: Ref, spec: Spec) -> None:
+def _widen(words: Ref, wide: Ref, scale: jax.Array | None, spec: Spec) -> None:
     """Take the words of a span apart, tile by tile: registers are scarce here."""
     row = spec.head_dim // 2
     columns = columns_of_tile(row)
-
-    def turn(n: jax.Array, carry: jax.Array) -> jax.Array:
-        offset = pl.multiple_of(n * ROWS, ROWS)
+    for offset in range(0, spec.span, ROWS):
         for begin in range(0, row, columns):
             tile = words.at[pl.ds(offset, ROWS), pl.ds(begin, columns)]
             loaded = plgpu.load(tile, layout=plgpu.Layout.WGMMA)
+            values = widened(loaded, spec.page_dtype, interpreted=spec.interpreted)
+            if scale is not None:
+                of_rows = scale[offset : offset + ROWS].astype(values.dtype)
+                values *= plgpu.layout_cast(by_rows(of_rows, values.shape), WIDE)
             part = wide.at[pl.ds(offset, ROWS), pl.ds(2 * begin, 2 * columns)]
-            part[...] = widened(loaded, spec.page_dtype, interpreted=spec.interpreted)
-        return carry
-
-    lax.fori_loop(0, spec.span // ROWS, turn, jnp.int32(0))
+            part[...] = values

@@ -18,12 +18,16 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import llvm
+from jaxlib.mlir.dialects import arith, llvm, memref, vector
 
 from paged.attention.triton.unpack import product_dtype
+from paged.kernels import Ref
 
 WIDE = plgpu.Layout.WGMMA_8BIT
 """Of what `widened` gives: four neighbours of a row are in one thread."""
+
+ROW = plgpu.Layout.WGMMA.reduce(1)
+"""Of what has a number for each row of a matrix."""
 
 # For each type the first two of a register's values, then its last two.
 _E4M3 = """{{
@@ -51,7 +55,7 @@ _ASSEMBLY = {
 
 def columns_of_tile(row: int) -> int:
     """Elements of 16 bits that a tile in shared memory has of a row: as many as fit, up to 64."""
-    return next(columns for columns in (64, 32, 16) if row % columns == 0)
+    return next(columns for columns in (32, 16) if row % columns == 0)
 
 
 def saturated(q: jax.Array, dtype: jnp.dtype) -> jax.Array:
@@ -108,18 +112,41 @@ def widened(words: jax.Array, dtype: jnp.dtype, *, interpreted: bool) -> jax.Arr
     return widen(words)
 
 
+def gathered(ref: Ref, index: jax.Array, *, interpreted: bool) -> jax.Array:
+    """The elements of `ref` [E], in the device's memory, at `index` [rows], a number for each row
+    of a matrix."""
+    if interpreted:
+        return ref[...][index]
+    shape = plgpu.ShapeDtypeStruct(index.shape, ref.dtype, layout=ROW)
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), ROW), return_type=shape)
+    def gather(_: Any, ref: Any, index: Any) -> Any:
+        kind = ir.VectorType.get((1,), ir.MemRefType(ref.type).element_type)
+
+        def load(register: Any) -> Any:
+            place = arith.index_cast(ir.IndexType.get(), vector.extract(register, [], [0]))
+            return vector.broadcast(kind, memref.load(ref, [place]))
+
+        signed = utils.is_signed(shape.dtype)
+        return _each_register(index, ROW, load, signed=signed)
+
+    return gather(ref, index)
+
+
 def _values(words: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """What the kernels compute, in plain JAX for the interpreter."""
     values = lax.bitcast_convert_type(words, dtype)
     return values.reshape(len(words), -1).astype(product_dtype(dtype))
 
 
-def _each_register(words: Any, layout: plgpu.Layout, work: Callable[[Any], Any]) -> Any:
+def _each_register(
+    of: Any, layout: Any, work: Callable[[Any], Any], signed: bool | None = None
+) -> Any:
     """An array of the registers that become of those of another."""
-    made = np.empty_like(words.registers)
-    for place, register in np.ndenumerate(words.registers):
+    made = np.empty_like(of.registers)
+    for place, register in np.ndenumerate(of.registers):
         made[place] = work(register)
-    return mgpu.FragmentedArray(_registers=made, _layout=layout.to_mgpu(), _is_signed=None)
+    return mgpu.FragmentedArray(_registers=made, _layout=layout.to_mgpu(), _is_signed=signed)
 
 
 def _pair(register: Any, assembly: str, dtype: jnp.dtype) -> Any:
