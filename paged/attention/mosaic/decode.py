@@ -118,6 +118,8 @@ def mosaic_decode(
             approx_math=True,
             # Layouts as written, as for prefill.
             lowering_semantics=plgpu.LoweringSemantics.Lane,
+            # What words become is written where the last barrier makes sure that nobody reads.
+            unsafe_no_auto_barriers=spec.narrow,
             reduction_scratch_bytes=128 * spec.columns,
         ),
         interpret=interpret,
@@ -411,10 +413,10 @@ def _compute(
             plgpu.barrier_wait(shared.full.at[value_slot])
         if shared.wide is None:
             values = shared.ring.at[value_slot, :, pl.ds(0, spec.value_dim)]
+            clear_outside(values, i * SPAN, item.begin, item.end)
         else:
-            _widen(shared.ring.at[value_slot], shared.wide, spec)
             values = shared.wide
-        clear_outside(values, i * SPAN, item.begin, item.end)
+            _widen(shared.ring.at[value_slot], values, i * SPAN, item, spec)
         plgpu.commit_smem()
         running = accumulate(running, values, shared.weights, spec)
         plgpu.barrier_arrive(shared.free.at[value_slot])
@@ -455,11 +457,17 @@ def _multiply_words(keys: Ref, queries: Ref, spec: Spec, products: Ref) -> jax.A
     return total if spec.interpreted else products[...]
 
 
-def _widen(words: Ref, wide: Ref, spec: Spec) -> None:
-    """Take the words [span, D / 2] of values apart, tile by tile."""
+def _widen(words: Ref, wide: Ref, first: jax.Array, item: Item, spec: Spec) -> None:
+    """Take the words [span, D / 2] of values from position `first` on apart, tile by tile.
+
+    Those that are not of the item become zero (see `clear_outside`).
+    """
     columns = columns_of_tile(spec.row)
+    place = first + plgpu.broadcasted_iota(jnp.int32, (SPAN, columns), 0, layout=plgpu.Layout.WGMMA)
+    readable = (place >= item.begin) & (place < item.end)
     for begin in range(0, spec.row, columns):
         loaded = plgpu.load(words.at[:, pl.ds(begin, columns)], layout=plgpu.Layout.WGMMA)
+        loaded = jnp.where(readable, loaded, jnp.zeros_like(loaded))
         part = wide.at[:, pl.ds(2 * begin, 2 * columns)]
         part[...] = widened(loaded, spec.page_dtype, interpreted=spec.interpreted)
 

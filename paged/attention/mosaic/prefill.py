@@ -48,6 +48,8 @@ from paged.kernels import MULTIPROCESSORS, Ref, swizzled
 
 TILE_SIZE = 128
 _MEMORY = COMPUTERS  # the warpgroup that copies
+# Bytes of shared memory for queries, ring and words together; of 227 KiB barriers take some.
+_ROOM = 224 * 1024
 
 
 def prefill_attention(
@@ -105,6 +107,8 @@ def mosaic_prefill(
             approx_math=True,
             # Layouts as written: inferring them finds none for rows outside of tiles.
             lowering_semantics=plgpu.LoweringSemantics.Lane,
+            # What words become is written where the last barrier makes sure that nobody reads.
+            unsafe_no_auto_barriers=spec.narrow,
         ),
         interpret=interpret,
     )(q, pages.values, meta.page_tables, in_one_line(pages.scales, meta.page_tables), sinks, *step)
@@ -133,12 +137,20 @@ def _make_spec(
         pages_per_table=meta.page_tables.shape[1],
         span=tiling.span,
         stages=tiling.stages,
+        lead=_lead(heads, tiling),
         scoring=scoring,
         dtype=heads.product_dtype,
         out_dtype=heads.dtype,
         page_dtype=heads.page_dtype,
         interpreted=interpreted,
     )
+
+
+def _lead(heads: Heads, tiling: MosaicPrefill) -> int:
+    """Spans of words that are on their way at a time: two where there is room."""
+    wide = COMPUTERS * ROWS + 2 * tiling.stages * tiling.span
+    words = 2 * 2 * tiling.span
+    return 2 if heads.size * (2 * wide + words) <= _ROOM else 1
 
 
 class _Shared(NamedTuple):
@@ -390,6 +402,7 @@ def _load_queries(
         plgpu.copy_gmem_to_smem(source, target, shared.q_full.at[warpgroup])
     plgpu.barrier_wait(shared.q_full.at[warpgroup])
     rows = plgpu.load(shared.rows.at[warpgroup], layout=plgpu.Layout.WGMMA, optimized=False)
+    plgpu.commit_smem()  # all have read them: they lie where the tiles go
     shared.q[warpgroup] = saturated(rows, spec.dtype)
     plgpu.commit_smem()
 

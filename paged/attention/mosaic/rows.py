@@ -32,6 +32,7 @@ class Spec:
         pages_per_table: P.
         span: positions a buffer of the ring holds.
         stages: buffers of the ring, for keys and for values.
+        lead: spans of words that are on their way at a time, see `widening`.
         scoring: see `Scoring`.
         dtype: of what is multiplied.
         out_dtype: of queries as they come, and of output.
@@ -46,6 +47,7 @@ class Spec:
     pages_per_table: int
     span: int
     stages: int
+    lead: int
     scoring: Scoring
     dtype: jnp.dtype
     out_dtype: jnp.dtype

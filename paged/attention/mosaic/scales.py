@@ -34,9 +34,7 @@ class Spec(Protocol):
     def interpreted(self) -> bool: ...
 
 
-def in_one_line(
-    scales: jax.Array | None, tables: jax.Array
-) -> tuple[jax.Array, jax.Array] | None:
+def in_one_line(scales: jax.Array | None, tables: jax.Array) -> tuple[jax.Array, jax.Array] | None:
     """Scales of pages, if there are, and page tables as `ScaledSpans` reads them."""
     return None if scales is None else (scales.ravel(), tables.ravel())
 

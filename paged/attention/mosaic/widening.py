@@ -6,6 +6,7 @@ next keys while it widens values: there is one buffer for each.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -22,12 +23,15 @@ from paged.cache import WORD
 from paged.kernels import Ref, swizzled
 
 
+_WARPS = 4
+
+
 class Words(NamedTuple):
     """Shared memory for what has been copied, and its barriers.
 
     Attributes:
-        k, v: [span, D / 2] of words.
-        k_full, v_full: copies have arrived.
+        k, v: [lead, span, D / 2] of words.
+        k_full, v_full: [lead]; copies have arrived.
     """
 
     k: Ref
@@ -39,8 +43,8 @@ class Words(NamedTuple):
     def types(cls, spec: Spec) -> Words:
         row = spec.head_dim // 2
         tiles = swizzled(columns_of_tile(row), WORD.itemsize)
-        span = plgpu.SMEM((spec.span, row), WORD, transforms=tiles)
-        full = plgpu.Barrier(num_arrivals=spec.copies)
+        span = plgpu.SMEM((spec.lead, spec.span, row), WORD, transforms=tiles)
+        full = plgpu.Barrier(num_barriers=spec.lead, num_arrivals=spec.copies)
         return cls(span, span, full, full)
 
 
@@ -84,12 +88,24 @@ def copy_and_widen(
         return tuple(source.tables[piece.slot, entry] for entry in entries)
 
     def copy(
-        i: jax.Array, ids: tuple[jax.Array, ...], buffer: Ref, full: Ref, head: jax.Array
+        i: jax.Array,
+        held: jax.Array,
+        ids: tuple[jax.Array, ...],
+        buffers: Ref,
+        full: Ref,
+        head: jax.Array,
     ) -> None:
         offset = pl.multiple_of(lax.rem(i * spec.span, spec.page_size), rows)
-        for j, page in enumerate(ids):
-            place = source.values.at[page, pl.ds(offset, rows), head]
-            plgpu.copy_gmem_to_smem(place, buffer.at[pl.ds(j * rows, rows)], full)
+
+        # A copy takes a while to start: each warp starts some of them.
+        @plgpu.warp_map
+        def _(warp: jax.Array) -> None:
+            for n in range(0, spec.copies, _WARPS):
+                page = _of_warp(warp, ids[n : n + _WARPS])
+                place = source.values.at[page, pl.ds(offset, rows), head]
+                target = buffers.at[held, pl.ds((n + warp) * rows, rows)]
+                start = functools.partial(plgpu.copy_gmem_to_smem, place, target, full.at[held])
+                pl.when((i < until) & (n + warp < spec.copies))(start)
 
     k_head, v_head = piece.head, piece.head + spec.kv_heads
 
@@ -103,9 +119,9 @@ def copy_and_widen(
         ids, scales_ahead = carry
         scale, scales_ahead = (None, None) if scaled is None else scaled.next(i, scales_ahead)
         count = done + i - since
-        slot = lax.rem(count, spec.stages)
+        slot, held = lax.rem(count, spec.stages), lax.rem(count, spec.lead)
         # Read the table a span ahead, for its answer takes longer than a copy's start.
-        ahead = table_entries(i + 2)
+        ahead = table_entries(i + spec.lead + 1)
 
         def fill(
             words: Ref,
@@ -116,23 +132,32 @@ def copy_and_widen(
             head: jax.Array,
             scale: jax.Array | None,
         ) -> None:
-            plgpu.barrier_wait(arrived)
+            plgpu.barrier_wait(arrived.at[held])
             pl.when(count >= spec.stages)(lambda: plgpu.barrier_wait(free.at[slot]))
-            _widen(words, buffers.at[slot], scale, spec)
+            _widen(words.at[held], buffers.at[slot], scale, spec)
             plgpu.commit_smem()
             plgpu.barrier_arrive(full.at[slot])
-            pl.when(i + 1 < until)(lambda: copy(i + 1, ids, words, arrived, head))
+            copy(i + spec.lead, held, ids, words, arrived, head)
 
         k_scale, v_scale = (None, None) if scale is None else (of_keys(scale), of_values(scale))
         fill(words.k, words.k_full, ring.k, ring.k_full, ring.k_free, k_head, k_scale)
         fill(words.v, words.v_full, ring.v, ring.v_full, ring.v_free, v_head, v_scale)
         return ahead, scales_ahead
 
-    first = table_entries(since)
-    copy(since, first, words.k, words.k_full, k_head)
-    copy(since, first, words.v, words.v_full, v_head)
+    for n in range(spec.lead):
+        held, ids = lax.rem(done + n, spec.lead), table_entries(since + n)
+        copy(since + n, held, ids, words.k, words.k_full, k_head)
+        copy(since + n, held, ids, words.v, words.v_full, v_head)
     scales_ahead = None if scaled is None else scaled.first(since)
-    lax.fori_loop(since, until, visit, (table_entries(since + 1), scales_ahead))
+    lax.fori_loop(since, until, visit, (table_entries(since + spec.lead), scales_ahead))
+
+
+def _of_warp(warp: jax.Array, values: tuple[jax.Array, ...]) -> jax.Array:
+    """One for each warp; the last for those that are more."""
+    picked = values[-1]
+    for n, value in enumerate(values[:-1]):
+        picked = jnp.where(warp == n, value, picked)
+    return picked
 
 
 def _widen(words: Ref, wide: Ref, scale: jax.Array | None, spec: Spec) -> None:

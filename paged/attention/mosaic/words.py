@@ -37,14 +37,13 @@ _E4M3 = """{{
 }}"""
 # These are the upper half of a float16.
 _E5M2 = "prmt.b32 $0, $1, 0, {bytes};"
-# A bfloat16 from 128 up to 255 has an integer in its last 7 bits, and the sign's weight is 128.
+# A bfloat16 from 128 up to 255 has an integer in its last 7 bits. The sign is 128 beyond these.
 _INT8 = """{{
-    .reg .b32 word, digits, sign, minus;
+    .reg .b32 word, digits, sign;
     prmt.b32 word, $1, 0, {bytes};
     lop3.b32 digits, word, 0x007f007f, 0x43004300, 0xea;
     lop3.b32 sign, word, 0x00800080, 0x43004300, 0xea;
-    mov.b32 minus, 0xbf80bf80;
-    fma.rn.bf16x2 $0, sign, minus, digits;
+    sub.rn.bf16x2 $0, digits, sign;
 }}"""
 _ASSEMBLY = {
     jnp.dtype(jnp.float8_e4m3fn): [_E4M3.format(half=half) for half in ("low", "high")],
@@ -53,9 +52,10 @@ _ASSEMBLY = {
 }
 
 
-def columns_of_tile(row: int) -> int:
-    """Elements of 16 bits that a tile in shared memory has of a row: as many as fit, up to 64."""
-    return next(columns for columns in (32, 16) if row % columns == 0)
+def columns_of_tile(row: int, most: int = 32) -> int:
+    """Elements of 16 bits that a tile in shared memory has of a row: as many as go into it, and no
+    more than registers have room for at a time."""
+    return next(columns for columns in (64, 32, 16) if columns <= most and row % columns == 0)
 
 
 def saturated(q: jax.Array, dtype: jnp.dtype) -> jax.Array:
