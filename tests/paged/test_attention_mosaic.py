@@ -70,9 +70,6 @@ def interpreted_prefill(
     return mosaic_prefill(q, pages, meta, scoring, sinks, tiling=tiling, interpret=interpret)
 
 
-NARROW = pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2", "int8"])
-
-
 def test_decode_rows_see_their_whole_sequence() -> None:
     check(DECODE, LENGTHS, "interpreted", decode_only=True)
 
@@ -114,27 +111,27 @@ def test_nothing_to_do() -> None:
     check(SHAPE, [Row(15, 1)], "interpreted")
 
 
-@NARROW
-@pytest.mark.parametrize("page_size", [8, 128])
-def test_decode_over_pages_of_8_bits(kv_dtype: str, page_size: int) -> None:
-    shape = replace(DECODE, heads=6, kv_heads=2, page_size=page_size, kv_dtype=kv_dtype)
-    check(shape, LENGTHS, "interpreted", decode_only=True)
+def test_decode_over_pages_of_8_bits() -> None:
+    shape = replace(DECODE, heads=6, kv_heads=2, page_size=8, kv_dtype="fp8")
+    check(
+        replace(shape, window=90, sinks=True, soft_cap=10.0),
+        LENGTHS,
+        "interpreted",
+        decode_only=True,
+    )
 
 
-@NARROW
-def test_decode_over_pages_of_8_bits_of_a_window_with_sinks_and_a_soft_cap(kv_dtype: str) -> None:
-    shape = replace(DECODE, kv_dtype=kv_dtype, window=90, sinks=True, soft_cap=10.0)
-    check(shape, LENGTHS, "interpreted", decode_only=True)
-
-
-@NARROW
+@pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
 def test_chunks_over_pages_of_8_bits(kv_dtype: str) -> None:
-    check(replace(SHAPE, kv_heads=2, kv_dtype=kv_dtype), MIXED, "interpreted")
+    check(replace(SHAPE, kv_dtype=kv_dtype, page_size=64, window=90), MIXED, "interpreted")
 
 
-def test_chunks_over_large_pages_of_8_bits_of_a_window() -> None:
-    shape = replace(SHAPE, kv_dtype="int8", page_size=64, window=90, soft_cap=10.0, sinks=True)
-    check(shape, MIXED, "interpreted")
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2"])
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+def test_decode_sweep_over_pages_of_8_bits(kv_dtype: str, head_dim: int) -> None:
+    shape = replace(DECODE, heads=6, kv_heads=2, page_size=128, head_dim=head_dim)
+    check(replace(shape, kv_dtype=kv_dtype), LENGTHS, "interpreted", decode_only=True)
 
 
 def check_tiling(shape: Shape, tiling: DecodeTiling | PrefillTiling) -> None:
@@ -194,19 +191,25 @@ def test_sweep(options: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kv_dtype", "head_dim", "supported"),
+    ("dtype", "kv_dtype", "head_dim", "prompts", "decoding"),
     [
-        ("bfloat16", None, 128, True),
-        ("float16", None, 64, True),
-        ("float32", None, 128, False),
-        ("bfloat16", "float8_e4m3fn", 128, True),
-        ("bfloat16", None, 80, False),
-        ("bfloat16", None, 320, False),
+        ("bfloat16", None, 128, True, True),
+        ("float16", None, 64, True, True),
+        ("float32", None, 128, False, False),
+        ("bfloat16", "float32", 128, False, False),
+        ("bfloat16", "float8_e4m3fn", 128, True, True),
+        ("float16", "float8_e5m2", 64, True, True),
+        ("float32", "float8_e4m3fn", 128, False, False),
+        ("bfloat16", "int8", 128, True, False),
+        ("bfloat16", None, 80, False, False),
+        ("bfloat16", "float8_e4m3fn", 80, False, False),
+        ("bfloat16", None, 320, False, False),
     ],
 )
 def test_what_it_leaves_to_triton(
-    dtype: str, kv_dtype: str | None, head_dim: int, supported: bool
+    dtype: str, kv_dtype: str | None, head_dim: int, prompts: bool, decoding: bool
 ) -> None:
     q = jnp.zeros((2, 2, head_dim), dtype)
     pages = as_stored(jnp.zeros((1, 16, 2, head_dim)), jnp.dtype(kv_dtype or dtype))
-    assert (prefill.obstacle(q, pages) is None) is supported
+    assert (prefill.obstacle(q, pages) is None) is prompts
+    assert (decode.obstacle(q, pages) is None) is decoding

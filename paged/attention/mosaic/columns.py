@@ -119,8 +119,7 @@ def start(head: jax.Array, item: Item, sinks_ref: Ref | None, spec: Spec) -> Run
 def softmax(
     running: Running, products: jax.Array, begin: jax.Array, item: Item, spec: Spec
 ) -> tuple[Running, jax.Array]:
-    """The running softmax scaled for products k·q [span, N] from position `begin`, and weights
-    float32."""
+    """The running softmax scaled for products k·q [span, N] from position `begin`, and weights."""
     out, maximum, sums = running
     products, scale = scored(products, spec.scoring)
     row = plgpu.broadcasted_iota(jnp.int32, products.shape, 0, layout=plgpu.Layout.WGMMA)
@@ -131,7 +130,7 @@ def softmax(
     weights = jnp.exp2(products * scale - wide(new_maximum, products.shape))
     out *= wide(decay, out.shape)
     sums = sums * wide(decay, sums.shape) + weights
-    return (out, new_maximum, sums), weights
+    return (out, new_maximum, sums), weights.astype(spec.dtype)
 
 
 def accumulate(running: Running, values: Ref, weights: Ref, spec: Spec) -> Running:

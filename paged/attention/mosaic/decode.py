@@ -37,16 +37,8 @@ from paged.attention.mosaic.columns import (
     store_rows,
     wide,
 )
-from paged.attention.mosaic.scales import (
-    Ahead,
-    ScaledSpans,
-    by_rows,
-    in_one_line,
-    of_keys,
-    of_values,
-)
 from paged.attention.mosaic.spans import clear_outside
-from paged.attention.mosaic.words import ROW, columns_of_tile, halves, in_halves, saturated, widened
+from paged.attention.mosaic.words import columns_of_tile, halves, in_halves, saturated, widened
 from paged.attention.mosaic.worklist import SPAN, WHOLE, Item, part_of, work_list
 from paged.attention.scoring import LOWEST, MASKED, Scoring
 from paged.attention.tiling import Heads, MosaicDecode, TritonDecode
@@ -85,6 +77,8 @@ def obstacle(q: jax.Array | jax.ShapeDtypeStruct, pages: Pages) -> str | None:
     group = q.shape[1] // pages.kv_heads
     if group > _MAX_GROUP:
         return f"it takes up to {_MAX_GROUP} query heads for each key/value head, not {group}"
+    if pages.scales is not None:
+        return f"it is slower to read the scales of {pages.dtype}"
     if pages.latent_rank is None:
         return prefill.obstacle(q, pages)
     sizes = q.shape[-1], pages.latent_rank
@@ -118,8 +112,6 @@ def mosaic_decode(
             approx_math=True,
             # Layouts as written, as for prefill.
             lowering_semantics=plgpu.LoweringSemantics.Lane,
-            # What words become is written where the last barrier makes sure that nobody reads.
-            unsafe_no_auto_barriers=spec.narrow,
             reduction_scratch_bytes=128 * spec.columns,
         ),
         interpret=interpret,
@@ -142,7 +134,6 @@ def mosaic_decode(
         _queries(q, spec),
         pages.values.reshape(*pages.values.shape[:2], -1),
         meta.page_tables,
-        in_one_line(pages.scales, meta.page_tables),
         sinks,
         work.items,
         work.first_item,
@@ -197,6 +188,11 @@ def buffer_bytes(heads: Heads) -> int:
     return SPAN * heads.size * heads.page_dtype.itemsize
 
 
+def widened_bytes(heads: Heads) -> int:
+    """What the values of words take beside the ring, see `_Shared`."""
+    return 2 * SPAN * heads.size if heads.page_dtype.itemsize == 1 else 0
+
+
 def num_buffers(heads: Heads, ring: int) -> int:
     """Those of a ring of so many bytes; with fewer than these nothing is copied ahead."""
     return max(ring // buffer_bytes(heads), 3 if heads.latent_rank is None else 2)
@@ -249,7 +245,6 @@ def _part_kernel(
     q_ref: Ref,
     pages_ref: Ref,
     tables_ref: Ref,
-    scales: tuple[Ref, Ref] | None,
     sinks_ref: Ref | None,
     items_ref: Ref,
     first_item_ref: Ref,
@@ -263,8 +258,7 @@ def _part_kernel(
     """All items of one program.
 
     `q` [R, Hkv, N, D] and `sinks` [Hkv, N] are padded (see `Spec.by_columns`), `pages` [num_pages,
-    page_size, 2 * Hkv * D] or, of latents, [.., D]; `scales` are theirs and the page tables, both in
-    one line (see `ScaledPages`). A row that is not cut goes to `out` [R, Hq, E],
+    page_size, 2 * Hkv * D] or, of latents, [.., D]. A row that is not cut goes to `out` [R, Hq, E],
     for values of E elements. `parts` [2 * programs, Hkv, E, N] are averages over the values of an
     item, and `log_sums` [2 * programs, Hkv, N] the base-2 logarithms of the sums of their weights.
     """
@@ -285,7 +279,7 @@ def _part_kernel(
     @pl.when(warpgroup == _COMPUTER)
     def _() -> None:
         outputs = out_ref, parts_ref, log_sums_ref
-        for_each_item(functools.partial(_compute, scales, sinks_ref, outputs, shared, spec))
+        for_each_item(functools.partial(_compute, sinks_ref, outputs, shared, spec))
 
     @pl.when(warpgroup == _MEMORY)
     def _() -> None:
@@ -371,7 +365,6 @@ def _drain(
 
 
 def _compute(
-    scales: tuple[Ref, Ref] | None,
     sinks_ref: Ref | None,
     outputs: tuple[Ref, Ref, Ref],
     shared: _Shared,
@@ -385,12 +378,9 @@ def _compute(
     q_slot = lax.rem(n, 2)
     since, until = item.spans
     running = start(head, item, sinks_ref, spec)
-    scaled = None if scales is None else ScaledSpans(*scales, item.table, head, spec, SPAN)
     plgpu.barrier_wait(shared.q_full.at[q_slot])
 
-    def visit(i: jax.Array, carry: tuple[Running, Ahead | None]) -> tuple[Running, Ahead | None]:
-        running, ahead = carry
-        scale, ahead = (None, None) if scaled is None else scaled.next(i, ahead)
+    def visit(i: jax.Array, running: Running) -> Running:
         count = spec.kinds * (done + i - since)
         key_slot, value_slot = (lax.rem(count + kind, spec.buffers) for kind in (0, spec.kinds - 1))
         plgpu.barrier_wait(shared.full.at[key_slot])
@@ -398,32 +388,24 @@ def _compute(
         scores = _products(shared.ring.at[key_slot], shared.q.at[q_slot], spec)
         if spec.kinds > 1:
             plgpu.barrier_arrive(shared.free.at[key_slot])
-        if scale is not None:
-            scores *= by_rows(of_keys(scale), scores.shape)
         running, weights = softmax(running, scores, i * SPAN, item, spec)
-        if scale is not None:
-            # What stands beyond the item may be NaN, and its weights are zero.
-            position = i * SPAN + plgpu.broadcasted_iota(jnp.int32, (SPAN,), 0, layout=ROW)
-            of_item = (position >= item.begin) & (position < item.end)
-            weights *= by_rows(jnp.where(of_item, of_values(scale), 0.0), weights.shape)
         shared.weights.transpose((1, 0))[...] = plgpu.layout_cast(
-            weights.astype(spec.dtype), plgpu.Layout.WGMMA_TRANSPOSED
+            weights, plgpu.Layout.WGMMA_TRANSPOSED
         )
         if spec.kinds > 1:
             plgpu.barrier_wait(shared.full.at[value_slot])
         if shared.wide is None:
             values = shared.ring.at[value_slot, :, pl.ds(0, spec.value_dim)]
-            clear_outside(values, i * SPAN, item.begin, item.end)
         else:
+            _widen(shared.ring.at[value_slot], shared.wide, spec)
             values = shared.wide
-            _widen(shared.ring.at[value_slot], values, i * SPAN, item, spec)
+        clear_outside(values, i * SPAN, item.begin, item.end)
         plgpu.commit_smem()
         running = accumulate(running, values, shared.weights, spec)
         plgpu.barrier_arrive(shared.free.at[value_slot])
-        return running, ahead
+        return running
 
-    ahead = None if scaled is None else scaled.first(since)
-    running, _ = lax.fori_loop(since, until, visit, (running, ahead))
+    running = lax.fori_loop(since, until, visit, running)
     plgpu.barrier_arrive(shared.q_free.at[q_slot])
     _finish(running, head, item, outputs, shared.out, spec)
 
@@ -457,17 +439,11 @@ def _multiply_words(keys: Ref, queries: Ref, spec: Spec, products: Ref) -> jax.A
     return total if spec.interpreted else products[...]
 
 
-def _widen(words: Ref, wide: Ref, first: jax.Array, item: Item, spec: Spec) -> None:
-    """Take the words [span, D / 2] of values from position `first` on apart, tile by tile.
-
-    Those that are not of the item become zero (see `clear_outside`).
-    """
+def _widen(words: Ref, wide: Ref, spec: Spec) -> None:
+    """Take the words [span, D / 2] of values apart, tile by tile."""
     columns = columns_of_tile(spec.row)
-    place = first + plgpu.broadcasted_iota(jnp.int32, (SPAN, columns), 0, layout=plgpu.Layout.WGMMA)
-    readable = (place >= item.begin) & (place < item.end)
     for begin in range(0, spec.row, columns):
         loaded = plgpu.load(words.at[:, pl.ds(begin, columns)], layout=plgpu.Layout.WGMMA)
-        loaded = jnp.where(readable, loaded, jnp.zeros_like(loaded))
         part = wide.at[:, pl.ds(2 * begin, 2 * columns)]
         part[...] = widened(loaded, spec.page_dtype, interpreted=spec.interpreted)
 

@@ -22,8 +22,9 @@ from paged.attention.pieces import Piece, stretches
 from paged.cache import WORD
 from paged.kernels import Ref, swizzled
 
-
 _WARPS = 4
+# Words of a tile: registers are scarce here.
+_MOST_COLUMNS = 32
 
 
 class Words(NamedTuple):
@@ -42,7 +43,7 @@ class Words(NamedTuple):
     @classmethod
     def types(cls, spec: Spec) -> Words:
         row = spec.head_dim // 2
-        tiles = swizzled(columns_of_tile(row), WORD.itemsize)
+        tiles = swizzled(columns_of_tile(row, _MOST_COLUMNS), WORD.itemsize)
         span = plgpu.SMEM((spec.lead, spec.span, row), WORD, transforms=tiles)
         full = plgpu.Barrier(num_barriers=spec.lead, num_arrivals=spec.copies)
         return cls(span, span, full, full)
@@ -117,7 +118,9 @@ def copy_and_widen(
         i: jax.Array, carry: tuple[tuple[jax.Array, ...], Ahead | None]
     ) -> tuple[tuple[jax.Array, ...], Ahead | None]:
         ids, scales_ahead = carry
-        scale, scales_ahead = (None, None) if scaled is None else scaled.next(i, scales_ahead)
+        scale = None
+        if scaled is not None and scales_ahead is not None:
+            scale, scales_ahead = scaled.next(i, scales_ahead)
         count = done + i - since
         slot, held = lax.rem(count, spec.stages), lax.rem(count, spec.lead)
         # Read the table a span ahead, for its answer takes longer than a copy's start.
@@ -161,9 +164,9 @@ def _of_warp(warp: jax.Array, values: tuple[jax.Array, ...]) -> jax.Array:
 
 
 def _widen(words: Ref, wide: Ref, scale: jax.Array | None, spec: Spec) -> None:
-    """Take the words of a span apart, tile by tile: registers are scarce here."""
+    """Take the words of a span apart, tile by tile."""
     row = spec.head_dim // 2
-    columns = columns_of_tile(row)
+    columns = columns_of_tile(row, _MOST_COLUMNS)
     for offset in range(0, spec.span, ROWS):
         for begin in range(0, row, columns):
             tile = words.at[pl.ds(offset, ROWS), pl.ds(begin, columns)]

@@ -7,6 +7,7 @@ many values as one of 16 bits takes from memory in the same time.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -52,9 +53,8 @@ _ASSEMBLY = {
 }
 
 
-def columns_of_tile(row: int, most: int = 32) -> int:
-    """Elements of 16 bits that a tile in shared memory has of a row: as many as go into it, and no
-    more than registers have room for at a time."""
+def columns_of_tile(row: int, most: int = 64) -> int:
+    """Elements of 16 bits that a tile in shared memory has of a row, as many as go into it."""
     return next(columns for columns in (64, 32, 16) if columns <= most and row % columns == 0)
 
 
@@ -85,10 +85,8 @@ def halves(words: jax.Array, dtype: jnp.dtype, *, interpreted: bool) -> tuple[ja
 
     @plgpu.inline_mgpu(arg_types=(layout,), return_type=(shape, shape))
     def split(_: Any, words: Any) -> tuple[Any, ...]:
-        return tuple(
-            _each_register(words, layout, lambda reg, code=code: _pair(reg, code, wide))
-            for code in _ASSEMBLY[dtype]
-        )
+        pairs = [functools.partial(_pair, assembly, wide) for assembly in _ASSEMBLY[dtype]]
+        return tuple(_each_register(words, layout, pair) for pair in pairs)
 
     first, second = split(words)
     return first, second
@@ -104,8 +102,9 @@ def widened(words: jax.Array, dtype: jnp.dtype, *, interpreted: bool) -> jax.Arr
 
     @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA,), return_type=shape)
     def widen(_: Any, words: Any) -> Any:
-        def four(reg: Any) -> Any:
-            return utils.vector_concat([_pair(reg, code, wide) for code in _ASSEMBLY[dtype]])
+        def four(register: Any) -> Any:
+            pairs = [_pair(assembly, wide, register) for assembly in _ASSEMBLY[dtype]]
+            return utils.vector_concat(pairs)
 
         return _each_register(words, WIDE, four)
 
@@ -149,7 +148,7 @@ def _each_register(
     return mgpu.FragmentedArray(_registers=made, _layout=layout.to_mgpu(), _is_signed=signed)
 
 
-def _pair(register: Any, assembly: str, dtype: jnp.dtype) -> Any:
+def _pair(assembly: str, dtype: jnp.dtype, register: Any) -> Any:
     """Run assembly on a register; gives two values of 16 bits."""
     i32 = ir.IntegerType.get_signless(32)
     made = llvm.inline_asm(i32, [utils.bitcast(register, i32)], assembly, "=r,r")
