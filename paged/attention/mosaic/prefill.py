@@ -402,7 +402,8 @@ def _load_queries(
         plgpu.copy_gmem_to_smem(source, target, shared.q_full.at[warpgroup])
     plgpu.barrier_wait(shared.q_full.at[warpgroup])
     rows = plgpu.load(shared.rows.at[warpgroup], layout=plgpu.Layout.WGMMA, optimized=False)
-    plgpu.commit_smem()  # all have read them: they lie where the tiles go
+    if spec.narrow:  # where there are no other barriers: all have read what lies where tiles go
+        plgpu.commit_smem()
     shared.q[warpgroup] = saturated(rows, spec.dtype)
     plgpu.commit_smem()
 
