@@ -199,6 +199,7 @@ class Scheduler:
         if not (draft.decodes or draft.chunks):
             return None
         plan = draft.finish(self.pool.take_moves())
+        self.pool.release(draft.sources)  # whoever takes them writes in a later step
         if self._waiting.has_forks:
             for row in plan.rows:
                 if row.samples:
@@ -280,12 +281,14 @@ class Scheduler:
         """Give the sequence a slot and pages for its known tokens, if that leaves some over."""
         if sequence.num_pending:
             return False  # preempted, and its newest tokens are still on the way
-        prefix = self._find_prefix(draft, sequence)
+        prefix: Prefix | None = self._find_prefix(draft, sequence)
+        while prefix and not self._has_room(sequence, prefix):
+            prefix = prefix.instead
+        if prefix is None:
+            return False
         num_left = sequence.num_tokens - prefix.num_tokens
         length = self._chunk_length(num_left, draft.budget)
-        num_spare = len(self._running) * self.config.growth_steps // self.pool.page_size
-        num_pages = self._tables.num_own(sequence, prefix) + num_spare * len(self.config.windows)
-        if not length or not self.pool.can_allocate(num_pages, prefix.shared):
+        if not length:
             return False
         self._waiting.remove(sequence)
         self._running.add(sequence)
@@ -294,6 +297,12 @@ class Scheduler:
         self._tables.start(draft, sequence, prefix, length)
         self._add_row(draft, sequence, length, samples=length == num_left)
         return True
+
+    def _has_room(self, sequence: Sequence, prefix: Prefix) -> bool:
+        """Whether there are pages for its known tokens, and some to spare for those that run."""
+        num_spare = len(self._running) * self.config.growth_steps // self.pool.page_size
+        num_pages = self._tables.num_own(sequence, prefix) + num_spare * len(self.config.windows)
+        return self.pool.can_allocate(num_pages, prefix.shared + prefix.copied)
 
     def _start(self, sequence: Sequence, prefix: Prefix) -> None:
         sequence.status = Status.RUNNING
