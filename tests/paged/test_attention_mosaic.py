@@ -48,6 +48,8 @@ def interpreted_decode(
     scoring: Scoring,
     sinks: jax.Array | None,
 ) -> jax.Array:
+    if decode.obstacle(q, pages):
+        return attention.BACKENDS["xla"]().decode(q, pages, lengths, meta, scoring, sinks)
     tiling = meta.tilings.of_decode(len(q)) or MosaicDecode()
     assert isinstance(tiling, MosaicDecode)
     interpret = plgpu.InterpretGPUParams()
