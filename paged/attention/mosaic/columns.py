@@ -5,6 +5,7 @@ Tensor cores take 64 rows, but as few as 8 columns, and few query heads share a 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import jax
@@ -14,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged.attention.mosaic.spans import scored
+from paged.attention.mosaic.words import columns_of_tile, halves
 from paged.attention.mosaic.worklist import SPAN, Item
 from paged.attention.scoring import LOG2_E, LOWEST, MASKED, Scoring
 from paged.kernels import Ref
@@ -114,6 +116,35 @@ def start(head: jax.Array, item: Item, sinks_ref: Ref | None, spec: Spec) -> Run
     row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=plgpu.Layout.WGMMA)
     sums = jnp.where((row == 0) & begins, jnp.float32(1), jnp.float32(0))
     return out, jnp.where(begins, sinks, maximum), sums
+
+
+def products_of(keys: Ref, queries: Ref, spec: Spec) -> jax.Array:
+    """k·q [span, N] of keys [span, D] as the ring holds them, and queries [N, D]."""
+    multiply = functools.partial(_multiply_words if spec.narrow else _multiply, keys, queries, spec)
+    shape = (SPAN, spec.columns)
+    return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+
+
+def _multiply(keys: Ref, queries: Ref, spec: Spec, products: Ref) -> jax.Array:
+    plgpu.wgmma(products, keys, queries.transpose((1, 0)))
+    return products[...]
+
+
+def _multiply_words(keys: Ref, queries: Ref, spec: Spec, products: Ref) -> jax.Array:
+    """Tile by tile, for the registers of all keys would leave no room for another program."""
+    columns = columns_of_tile(spec.row)
+    total = jnp.zeros(products.shape, jnp.float32)
+    for begin in range(0, spec.row, columns):
+        words = plgpu.load(keys.at[:, pl.ds(begin, columns)], layout=plgpu.Layout.WGMMA)
+        for n, half in enumerate(halves(words, spec.page_dtype, interpreted=spec.interpreted)):
+            part = queries.at[:, pl.ds(n * spec.row + begin, columns)]
+            if spec.interpreted:  # knows no products of registers
+                total += jnp.dot(half.astype(jnp.float32), part[...].astype(jnp.float32).T)
+            else:
+                plgpu.wgmma(products, half, part.transpose((1, 0)))
+        if begin + columns < spec.row and not spec.interpreted:
+            plgpu.wgmma_wait(0)
+    return total if spec.interpreted else products[...]
 
 
 def softmax(

@@ -32,13 +32,14 @@ from paged.attention.mosaic.columns import (
     Running,
     Spec,
     accumulate,
+    products_of,
     softmax,
     start,
     store_rows,
     wide,
 )
 from paged.attention.mosaic.spans import clear_outside
-from paged.attention.mosaic.words import columns_of_tile, halves, in_halves, saturated, widened
+from paged.attention.mosaic.words import columns_of_tile, in_halves, saturated, widened
 from paged.attention.mosaic.worklist import SPAN, WHOLE, Item, part_of, work_list
 from paged.attention.scoring import LOWEST, MASKED, Scoring
 from paged.attention.tiling import Heads, MosaicDecode, TritonDecode
@@ -385,7 +386,7 @@ def _compute(
         key_slot, value_slot = (lax.rem(count + kind, spec.buffers) for kind in (0, spec.kinds - 1))
         plgpu.barrier_wait(shared.full.at[key_slot])
 
-        scores = _products(shared.ring.at[key_slot], shared.q.at[q_slot], spec)
+        scores = products_of(shared.ring.at[key_slot], shared.q.at[q_slot], spec)
         if spec.kinds > 1:
             plgpu.barrier_arrive(shared.free.at[key_slot])
         running, weights = softmax(running, scores, i * SPAN, item, spec)
@@ -408,35 +409,6 @@ def _compute(
     running = lax.fori_loop(since, until, visit, running)
     plgpu.barrier_arrive(shared.q_free.at[q_slot])
     _finish(running, head, item, outputs, shared.out, spec)
-
-
-def _products(keys: Ref, queries: Ref, spec: Spec) -> jax.Array:
-    """k·q [span, N] of keys [span, D] as the ring holds them, and queries [N, D]."""
-    multiply = functools.partial(_multiply_words if spec.narrow else _multiply, keys, queries, spec)
-    shape = (SPAN, spec.columns)
-    return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
-
-
-def _multiply(keys: Ref, queries: Ref, spec: Spec, products: Ref) -> jax.Array:
-    plgpu.wgmma(products, keys, queries.transpose((1, 0)))
-    return products[...]
-
-
-def _multiply_words(keys: Ref, queries: Ref, spec: Spec, products: Ref) -> jax.Array:
-    """Tile by tile, for the registers of all keys would leave no room for another program."""
-    columns = columns_of_tile(spec.row)
-    total = jnp.zeros(products.shape, jnp.float32)
-    for begin in range(0, spec.row, columns):
-        words = plgpu.load(keys.at[:, pl.ds(begin, columns)], layout=plgpu.Layout.WGMMA)
-        for n, half in enumerate(halves(words, spec.page_dtype, interpreted=spec.interpreted)):
-            part = queries.at[:, pl.ds(n * spec.row + begin, columns)]
-            if spec.interpreted:  # knows no products of registers
-                total += jnp.dot(half.astype(jnp.float32), part[...].astype(jnp.float32).T)
-            else:
-                plgpu.wgmma(products, half, part.transpose((1, 0)))
-        if begin + columns < spec.row and not spec.interpreted:
-            plgpu.wgmma_wait(0)
-    return total if spec.interpreted else products[...]
 
 
 def _widen(words: Ref, wide: Ref, spec: Spec) -> None:
