@@ -89,7 +89,7 @@ def logprobs(params: Any, tokens: jax.Array, *, config: ModelConfig) -> jax.Arra
 
 def params_dtype(params: Any) -> jnp.dtype:
     """The dtype of what is in full precision."""
-    return params.embedding.table.dtype
+    return params.embedding.dtype
 
 
 def predictions(source: ModelSource, tokens: Sequence[int], dtype: jnp.dtype) -> np.ndarray:

@@ -145,6 +145,11 @@ class Embedding:
 
     table: jax.Array
 
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of the vectors."""
+        return self.table.dtype
+
     def lookup(self, tokens: jax.Array) -> jax.Array:
         """[T] int32 to [T, D]. Ids beyond the table are clipped: only padding may have them."""
         return jnp.take(self.table, tokens, axis=0, mode="clip")

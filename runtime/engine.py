@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paged.runtime.config import EngineConfig, flags
+from paged.runtime.config import QUANTIZATION_EXCLUDE, EngineConfig, flags
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import keywords
 from paged.runtime.front import Front, Prepared
@@ -192,7 +192,9 @@ def find_model(config: EngineConfig) -> ModelSource:
     )
     if config.quantization is None:
         return source
-    return source.quantized(config.quantization, config.quantization_exclude)
+    # Who made a GGUF file chose already what to leave.
+    chosen = config.quantization == "gguf" and config.quantization_exclude == QUANTIZATION_EXCLUDE
+    return source.quantized(config.quantization, () if chosen else config.quantization_exclude)
 
 
 def _core_here(source: ModelSource, config: EngineConfig) -> LoadedCore:

@@ -29,7 +29,7 @@ from paged.models.loading.gguf_checkpoint import GgufCheckpoint, gguf_config
 from paged.models.loading.hub import download
 from paged.models.loading.params import load_params
 from paged.models.loading.safetensors import SafetensorsCheckpoint
-from paged.models.quantized import made_on_load
+from paged.models.quantized import Quantization, made_on_load
 from paged.models.registry import get_family, model_config
 from paged.models.tokenizer import Tokenizer, tokenizer_from_folder
 
@@ -52,6 +52,7 @@ class ModelSource:
         open_checkpoint: opens the weights and checks the files; None means random weights.
         open_tokenizer: builds the tokenizer.
         folder: with its other files; None where there is one file alone.
+        in_file: how a GGUF file has its weights, which are expanded unless this is asked for.
     """
 
     name: str
@@ -61,6 +62,7 @@ class ModelSource:
     open_checkpoint: Callable[[], Checkpoint] | None
     open_tokenizer: Callable[[], Tokenizer]
     folder: Path | None = None
+    in_file: Quantization | None = None
 
     def load(
         self, dtype: jnp.dtype, *, seed: int = 0, progress: bool = True, sharding: Any = None
@@ -100,21 +102,25 @@ class ModelSource:
             CheckpointError: a file is damaged or missing.
         """
         assert self.open_checkpoint is not None, "random weights are in no file"
-        checkpoint = self.open_checkpoint()
+        checkpoint, specs = self.open_checkpoint(), self.specs
         if isinstance(checkpoint, ConvertedCheckpoint):
-            return stored_specs(self.specs), checkpoint
-        return self.specs, checkpoint
+            return stored_specs(specs), checkpoint
+        if isinstance(checkpoint, GgufCheckpoint):
+            return specs, checkpoint.as_described(specs)
+        return specs, checkpoint
 
     def quantized(self, method: str, exclude: Sequence[str]) -> ModelSource:
-        """The same model, its projections quantised as they are loaded.
+        """The same model, its projections quantised as they are loaded, or as its file has them.
 
         Args:
-            method: see `paged.models.quantized.made_on_load`.
-            exclude: patterns of names, as of files, of projections that stay as they are.
+            method: see `paged.models.quantized.made_on_load`; or "gguf" for how its file has them.
+            exclude: patterns of names, as of files, of weights that are in full precision.
 
         Raises:
-            ConfigError: it is quantised already.
+            ConfigError: it is quantised already, or "gguf" is for a model of no GGUF file.
         """
+        if method == "gguf":
+            return replace(self, config=replace(self.config, quantization=self._as_filed(exclude)))
         if self.config.quantization is not None:
             raise ConfigError(
                 f"--quantization {method} is for weights in full precision, and those of "
@@ -124,6 +130,14 @@ class ModelSource:
         return replace(
             self, config=replace(self.config, quantization=made_on_load(method, exclude))
         )
+
+    def _as_filed(self, exclude: Sequence[str]) -> Quantization:
+        if self.in_file is None:
+            raise ConfigError(
+                f"--quantization gguf is for GGUF files, and {self.name} is none: leave it out, or "
+                "take fp8, int8 or int4"
+            )
+        return self.in_file.without(exclude)
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer.
@@ -226,6 +240,7 @@ def _from_gguf(path: Path, name: str, load_format: LoadFormat) -> ModelSource:
         generation_config={},
         open_checkpoint=None if load_format == "dummy" else partial(GgufCheckpoint, file),
         open_tokenizer=partial(tokenizer_from_gguf, file.metadata),
+        in_file=GgufCheckpoint(file).quantization(),
     )
 
 

@@ -6,15 +6,24 @@ projections; initialising, loading, sharding and the memory estimate follow from
 
 from paged.models.quantized.channels import ChannelScaled, TileScaled
 from paged.models.quantized.describe import expanded_weights, quantized, weight_bytes
+from paged.models.quantized.ggml import KEPT_TYPES, GgmlTensors
 from paged.models.quantized.groups import GroupScaled
+from paged.models.quantized.joined import Joined
 from paged.models.quantized.making import made_on_load
 from paged.models.quantized.published import published_quantization
-from paged.models.quantized.rules import Quantization
+from paged.models.quantized.rules import NamesRule, Quantization
+from paged.models.quantized.shifted import GroupShifted, ShiftedEmbedding
 
 __all__ = [
+    "KEPT_TYPES",
     "ChannelScaled",
+    "GgmlTensors",
     "GroupScaled",
+    "GroupShifted",
+    "Joined",
+    "NamesRule",
     "Quantization",
+    "ShiftedEmbedding",
     "TileScaled",
     "expanded_weights",
     "made_on_load",

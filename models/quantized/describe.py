@@ -10,18 +10,21 @@ import jax.numpy as jnp
 from paged import matmul
 from paged.errors import ConfigError
 from paged.models.quantized.channels import FLOAT8, ChannelScaled, TileScaled
+from paged.models.quantized.ggml import GgmlTensors
 from paged.models.quantized.groups import GroupScaled
+from paged.models.quantized.joined import Joined, split
 from paged.models.quantized.rules import Quantization, modules_of
+from paged.models.quantized.shifted import GroupShifted
 from paged.models.weights import Dense, Embedding, ParamSpec, Portable, param_bytes
 
 _FLOAT8_CAPABILITY = 8.9
-QUANTIZED = ChannelScaled | TileScaled | GroupScaled
+QUANTIZED = ChannelScaled | TileScaled | GroupScaled | GroupShifted
 
 
 def quantized(specs: Any, quantization: Quantization | None) -> Any:
     """The same parameters, with projections stored as `quantization` says; None leaves them.
 
-    Embeddings, norms and experts are always in full precision.
+    Norms and experts are always in full precision, and embeddings but for those of GGUF files.
 
     Raises:
         ConfigError: a checkpoint has a projection stored in a way that does not go here.
@@ -31,8 +34,9 @@ def quantized(specs: Any, quantization: Quantization | None) -> Any:
 
     def stored(node: Any) -> Any:
         if isinstance(node, Dense):
-            scheme = quantization.scheme_for(modules_of(node))
-            return node if scheme is None else scheme.describe(node)
+            return _projection(node, quantization)
+        if isinstance(node, Embedding):
+            return _embedding(node, quantization)
         if isinstance(node, ParamSpec) and not quantization.made_on_load:
             _check_plain(node, quantization)
         return node
@@ -40,11 +44,28 @@ def quantized(specs: Any, quantization: Quantization | None) -> Any:
     return jax.tree.map(stored, specs, is_leaf=lambda node: isinstance(node, Dense | Embedding))
 
 
+def _projection(weight: Dense, quantization: Quantization) -> Any:
+    """A plain projection as it is stored: whole, or what of it is stored alike together."""
+    kernel: Any = weight.kernel
+    weights = [
+        each if scheme is None else scheme.describe(each)
+        for scheme, each in split(weight, quantization.schemes(modules_of(weight)))
+    ]
+    return weights[0] if len(weights) == 1 else Joined(tuple(weights), 1 + kernel.join_axis)
+
+
+def _embedding(embedding: Embedding, quantization: Quantization) -> Any:
+    """An embedding as it is stored; it is looked up in, so that not every scheme goes."""
+    table: Any = embedding.table
+    scheme = quantization.scheme(table.parts[0].name.removesuffix(".weight"))
+    return scheme.describe_embedding(embedding) if isinstance(scheme, GgmlTensors) else embedding
+
+
 def _check_plain(spec: ParamSpec, quantization: Quantization) -> None:
     """Refuse a matrix that is no projection here, and quantised in the checkpoint."""
     matrices = [part.name for part in spec.parts if len(part.shape) > 1]
     modules = [name.removesuffix(".weight") for name in matrices if name.endswith(".weight")]
-    if modules and quantization.scheme_for(modules[:1]) is not None:
+    if modules and quantization.scheme(modules[0]) is not None:
         raise ConfigError(
             f"the checkpoint has {modules[0]!r} quantized by {quantization.name}, and experts and "
             "the attention of DeepSeek are supported in full precision alone; use an unquantized "
@@ -83,7 +104,7 @@ def expanded_weights(params: Any, device: jax.Device) -> list[str]:
     leaves = jax.tree.leaves(params, is_leaf=lambda node: isinstance(node, QUANTIZED))
     nodes = [node for node in leaves if isinstance(node, QUANTIZED)]
     said = []
-    bits = {node.bits for node in nodes if isinstance(node, GroupScaled)}
+    bits = {node.bits for node in nodes if isinstance(node, GroupScaled | GroupShifted)}
     if bits and not matmul.available(device):
         said.append(
             "integer weights in groups are expanded at each product: our kernel needs a Hopper "
