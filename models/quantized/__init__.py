@@ -5,7 +5,9 @@ projections; initialising, loading, sharding and the memory estimate follow from
 """
 
 from paged.models.quantized.channels import ChannelScaled, TileScaled
+from paged.models.quantized.coded import E2M1, GroupCoded
 from paged.models.quantized.describe import expanded_weights, quantized, weight_bytes
+from paged.models.quantized.expanding import QUANTIZED, plain_kernel
 from paged.models.quantized.ggml import KEPT_TYPES, GgmlTensors
 from paged.models.quantized.groups import GroupScaled
 from paged.models.quantized.joined import Joined
@@ -15,9 +17,12 @@ from paged.models.quantized.rules import NamesRule, Quantization
 from paged.models.quantized.shifted import GroupShifted, ShiftedEmbedding
 
 __all__ = [
+    "E2M1",
     "KEPT_TYPES",
+    "QUANTIZED",
     "ChannelScaled",
     "GgmlTensors",
+    "GroupCoded",
     "GroupScaled",
     "GroupShifted",
     "Joined",
@@ -27,6 +32,7 @@ __all__ = [
     "TileScaled",
     "expanded_weights",
     "made_on_load",
+    "plain_kernel",
     "published_quantization",
     "quantized",
     "weight_bytes",

@@ -1,8 +1,8 @@
 """Weights as GGUF files store them, and their way into `GroupShifted`.
 
 A row of a tensor is a run of records of 32 or 256 neighbouring inputs. A record holds a scale, and
-of some types a shift, in float16; of 256 inputs, these are units of the scales and shifts of smaller
-groups. Nothing is rounded: values of 5 and 6 bits take a byte here, of 2 and 3 half of one.
+of some types a shift, in float16; of 256 inputs, these are the units of the scales and shifts of
+smaller groups. Nothing is rounded: values of 5 and 6 bits take a byte here, of 2 and 3 half of one.
 """
 
 from __future__ import annotations

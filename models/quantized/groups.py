@@ -53,6 +53,8 @@ class GroupScaled(Portable):
         bits: 4 or 8 (static).
     """
 
+    in_few_bits = True
+
     weight: jax.Array
     scale: jax.Array
     zero: jax.Array | None = None

@@ -24,6 +24,8 @@ from paged.models.quantized.stored import (
 )
 
 _HEAD = ".*(lm_head|output_layer)"
+# Of DeepSeek, whose settings do not say that it is in full precision.
+_ROUTER = r".*\.mlp\.gate"
 
 
 def published_quantization(data: Mapping[str, Any]) -> Quantization | None:
@@ -91,7 +93,7 @@ def _fp8(settings: Mapping[str, Any]) -> Quantization:
         for key in ("ignored_layers", "modules_to_not_convert")
         for name in _names(settings, key)
     ]
-    return Quantization("fp8", (Rule(scheme, (".*",)),), (_HEAD, *excepted))
+    return Quantization("fp8", (Rule(scheme, (".*",)),), (_HEAD, _ROUTER, *excepted))
 
 
 def _compressed(settings: Mapping[str, Any]) -> Quantization:

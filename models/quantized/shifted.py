@@ -37,6 +37,8 @@ class GroupShifted(Portable):
         bits: 4 or 8 (static).
     """
 
+    in_few_bits = True
+
     weight: jax.Array
     scale: jax.Array
     shift: jax.Array | None = None
