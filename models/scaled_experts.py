@@ -215,11 +215,11 @@ def _made_of_all(made: MadeSpec, kernel: ParamSpec) -> MadeSpec:
 def _stacked(kernel: StackedSpec, scheme: Any) -> Any:
     """The weights of experts as a checkpoint has them."""
     step = len(kernel.each.parts)
-    starts = range(0, len(kernel.parts), step)
-    weights = [
-        scheme.describe(Dense(replace(kernel.each, parts=kernel.parts[at : at + step])))
-        for at in starts
+    kernels: list[Any] = [
+        replace(kernel.each, parts=kernel.parts[at : at + step])
+        for at in range(0, len(kernel.parts), step)
     ]
+    weights = [scheme.describe(Dense(each)) for each in kernels]
 
     def stack(*specs: ParamSpec) -> Any:
         first = specs[0]

@@ -43,10 +43,10 @@ class EngineConfig:
     quantization: Literal["fp8", "int8", "int4", "gguf"] | None = option(
         None,
         "Quantize weights in full precision as they are loaded: 'fp8' and 'int8' have 8 bits and "
-        "multiply in 8 bits, 'int4' has 4 and multiplies in --dtype. Embeddings, norms and the "
-        "experts of mixtures stay as they are, as the start's log tells. 'gguf' keeps the weights "
-        "of a GGUF file as the file has them, which are expanded without it. Other checkpoints "
-        "that are quantized already need no flag.",
+        "multiply in 8 bits, 'int4' has 4 and multiplies in --dtype. Embeddings and norms stay as "
+        "they are, as the start's log tells. 'gguf' keeps the weights of a GGUF file as the file "
+        "has them, which are expanded without it. Other checkpoints that are quantized already "
+        "need no flag.",
         also=("-q",),
         type=quantization,
         choices=("fp8", "int8", "int4", "gguf"),

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paged.runtime.config import QUANTIZATION_EXCLUDE, EngineConfig, flags
+from paged.runtime.config import EngineConfig, flags
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import keywords
 from paged.runtime.front import Front, Prepared
@@ -16,6 +16,7 @@ from paged.runtime.memory import MemoryPlan
 from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
 from paged.runtime.outputs import RequestOutput
 from paged.runtime.processor import OutputProcessor
+from paged.runtime.quantization import quantized_source
 from paged.runtime.remote_core import RemoteCore
 from paged.runtime.sampling_params import SamplingParams, with_model_defaults
 
@@ -192,9 +193,7 @@ def find_model(config: EngineConfig) -> ModelSource:
     )
     if config.quantization is None:
         return source
-    # Who made a GGUF file chose already what to leave.
-    chosen = config.quantization == "gguf" and config.quantization_exclude == QUANTIZATION_EXCLUDE
-    return source.quantized(config.quantization, () if chosen else config.quantization_exclude)
+    return quantized_source(source, config.quantization, config.quantization_exclude)
 
 
 def _core_here(source: ModelSource, config: EngineConfig) -> LoadedCore:

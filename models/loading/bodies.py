@@ -81,7 +81,7 @@ def load_embedder(
         return random_params(specs, dtype, seed=seed)
     described, prefix, checkpoint = specs.body, embedder.prefix, source.open_checkpoint()
     if isinstance(checkpoint, ConvertedCheckpoint):
-        described, prefix = stored_specs(described), ""
+        described, prefix = stored_specs(described, checkpoint), ""
     if isinstance(checkpoint, GgufCheckpoint):
         checkpoint = checkpoint.as_described(described)
     wanted = [part.name for spec in jax.tree.leaves(described) for part in spec.parts]

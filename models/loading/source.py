@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 
 from paged.errors import ConfigError
@@ -29,7 +30,7 @@ from paged.models.loading.gguf_checkpoint import GgufCheckpoint, gguf_config
 from paged.models.loading.hub import download
 from paged.models.loading.params import load_params
 from paged.models.loading.safetensors import SafetensorsCheckpoint
-from paged.models.quantized import Quantization, made_on_load
+from paged.models.quantized import Quantization, made_on_load, own_settings
 from paged.models.registry import get_family, model_config
 from paged.models.tokenizer import Tokenizer, tokenizer_from_folder
 
@@ -95,6 +96,12 @@ class ModelSource:
         """Description of the parameters, as the family gives it."""
         return get_family(self.config.architecture).specs(self.config)
 
+    def modules(self) -> list[str]:
+        """Names of its matrices in the checkpoint, which --quantization-exclude is matched with."""
+        parts = [part for spec in jax.tree.leaves(self.specs) for part in spec.parts]
+        matrices = [part.name for part in parts if len(part.shape) > 1]
+        return list(dict.fromkeys(name.removesuffix(".weight") for name in matrices))
+
     def open(self) -> tuple[Any, Checkpoint]:
         """The weights, and the description of the parameters by what the files call them.
 
@@ -104,7 +111,7 @@ class ModelSource:
         assert self.open_checkpoint is not None, "random weights are in no file"
         checkpoint, specs = self.open_checkpoint(), self.specs
         if isinstance(checkpoint, ConvertedCheckpoint):
-            return stored_specs(specs), checkpoint
+            return stored_specs(specs, checkpoint), checkpoint
         if isinstance(checkpoint, GgufCheckpoint):
             return specs, checkpoint.as_described(specs)
         return specs, checkpoint
@@ -120,15 +127,21 @@ class ModelSource:
             ConfigError: it is quantised already, or "gguf" is for a model of no GGUF file.
         """
         if method == "gguf":
-            return replace(self, config=replace(self.config, quantization=self._as_filed(exclude)))
+            return self._with(self._as_filed(exclude), exclude)
         if self.config.quantization is not None:
             raise ConfigError(
                 f"--quantization {method} is for weights in full precision, and those of "
                 f"{self.name} are quantized by {self.config.quantization.name} already: leave it "
                 "out"
             )
+        return self._with(made_on_load(method, exclude), exclude)
+
+    def _with(self, quantization: Quantization, exclude: Sequence[str]) -> ModelSource:
+        settings = {"quantization_config": own_settings(quantization, exclude)}
         return replace(
-            self, config=replace(self.config, quantization=made_on_load(method, exclude))
+            self,
+            config=replace(self.config, quantization=quantization),
+            config_json={**self.config_json, **settings},
         )
 
     def _as_filed(self, exclude: Sequence[str]) -> Quantization:

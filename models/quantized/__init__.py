@@ -12,8 +12,9 @@ from paged.models.quantized.ggml import KEPT_TYPES, GgmlTensors
 from paged.models.quantized.groups import GroupScaled
 from paged.models.quantized.joined import Joined
 from paged.models.quantized.making import made_on_load
+from paged.models.quantized.own import own_settings
 from paged.models.quantized.published import published_quantization
-from paged.models.quantized.rules import NamesRule, Quantization
+from paged.models.quantized.rules import NamesRule, Quantization, unmatched
 from paged.models.quantized.shifted import GroupShifted, ShiftedEmbedding
 
 __all__ = [
@@ -32,8 +33,10 @@ __all__ = [
     "TileScaled",
     "expanded_weights",
     "made_on_load",
+    "own_settings",
     "plain_kernel",
     "published_quantization",
     "quantized",
+    "unmatched",
     "weight_bytes",
 ]

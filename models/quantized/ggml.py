@@ -75,10 +75,10 @@ class GgmlTensors:
     def describe_embedding(self, embedding: Embedding) -> Any:
         """The description of an embedding stored in this way, from that in full precision."""
         table: Any = embedding.table
-        inputs_first = ParamSpec(
+        inputs_first: Any = ParamSpec(
             table.parts, table.shape[::-1], table.axes[::-1], table.init, transpose=True
         )
-        rows: Any = self._described(Dense(inputs_first), None)  # type: ignore[arg-type]
+        rows: Any = self._described(Dense(inputs_first), None)
         return ShiftedEmbedding(stored(rows, self))  # type: ignore[arg-type]
 
     def tensors(self, field: str, outputs: int, inputs: int) -> tuple[Tensor, ...]:

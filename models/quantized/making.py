@@ -237,21 +237,23 @@ class Int4OnLoad:
         return ToGroups(4, group).describe(weight)
 
 
+METHODS: dict[str, Scheme] = {
+    "fp8": ToChannels(FLOAT8),
+    "int8": ToChannels(INT8),
+    "int4": Int4OnLoad(),
+}
+
+
 def made_on_load(name: str, exclude: Iterable[str] = ()) -> Quantization:
     """The quantisation of all projections but the excluded.
 
     Args:
-        name: "fp8", "int8" or "int4".
+        name: one of `METHODS`.
         exclude: patterns as of files, for names of modules in the checkpoint.
     """
-    schemes: dict[str, Scheme] = {
-        "fp8": ToChannels(FLOAT8),
-        "int8": ToChannels(INT8),
-        "int4": Int4OnLoad(),
-    }
     return Quantization(
         name=name,
-        rules=(Rule(schemes[name], (".*",)),),
+        rules=(Rule(METHODS[name], (".*",)),),
         excluded=tuple(map(from_glob, exclude)),
         made_on_load=True,
     )

@@ -13,6 +13,7 @@ from typing import Any
 from paged.errors import ConfigError
 from paged.models.config_values import flag, shown
 from paged.models.quantized.channels import FLOAT8, INT8
+from paged.models.quantized.own import METHOD, own_quantization
 from paged.models.quantized.rules import Quantization, Rule, Scheme, from_part
 from paged.models.quantized.stored import (
     AwqGroups,
@@ -178,6 +179,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Quantization]] = {
     "awq": _awq,
     "fp8": _fp8,
     "compressed-tensors": _compressed,
+    METHOD: own_quantization,
 }
 
 

@@ -99,6 +99,12 @@ def from_part(name: str) -> str:
     return rf"(.*\.)?{re.escape(name)}(\..*)?"
 
 
+def unmatched(patterns: Iterable[str], modules: Iterable[str]) -> list[str]:
+    """Of patterns as of files, those that name none of the modules."""
+    names = tuple(modules)
+    return [each for each in patterns if not any(map(re.compile(from_glob(each)).match, names))]
+
+
 def modules_of(weight: Dense) -> tuple[str, ...]:
     """Names of the projections that are joined in a description, one for each of its parts."""
     parts = weight.kernel.parts  # type: ignore[attr-defined]

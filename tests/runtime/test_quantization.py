@@ -99,3 +99,16 @@ def test_a_gpu_tells_what_it_expands() -> None:
     assert "8 bits" in expanded_weights(eight, aot.H200.device)[0]
     integers = ChannelScaled(one.astype(jnp.int8), jnp.ones(32))
     assert expanded_weights(integers, aot.A100.device) == []
+
+
+def test_a_pattern_that_names_nothing_is_told(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    patterns = ("lm_head", "*.w2", "*.down_proj")
+    find_model(configured(folder, quantization="int8", quantization_exclude=patterns))
+    [said] = [record.getMessage() for record in caplog.records]
+    assert "'*.w2' names no weight" in said
+    assert "model.layers.0.self_attn.q_proj" in said
+    caplog.clear()
+    find_model(configured(folder, quantization="int8"))
+    assert not caplog.records

@@ -21,6 +21,7 @@ from paged.models.quantized import (
     GroupShifted,
     Joined,
     ShiftedEmbedding,
+    published_quantization,
     weight_bytes,
 )
 from paged.models.quantized.shifted import HopperGroupShifted
@@ -145,6 +146,13 @@ def test_names_may_be_excluded(tmp_path):
     assert isinstance(kept.specs.layers[0].down, Dense)
     assert isinstance(kept.specs.layers[0].qkv, GroupShifted)
     assert not isinstance(kept.specs.embedding, ShiftedEmbedding)
+
+
+def test_a_converted_folder_says_how_its_weights_are_kept(tmp_path):
+    kept = written(tmp_path, "Q4_1", "llama_tied").quantized("gguf", ["lm_head"])
+    assert published_quantization(kept.config_json) == kept.config.quantization
+    types = kept.config_json["quantization_config"]["types"]
+    assert "model.embed_tokens" in types["Q4_1"]
 
 
 def test_only_gguf_files_have_weights_to_keep(tmp_path):

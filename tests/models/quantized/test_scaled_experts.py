@@ -104,16 +104,17 @@ def check_answers(found: Any, expected: Any, most: float = 2e-4) -> Any:
 def test_experts_of_a_checkpoint_are_what_their_format_means(settings, packer, kind, tmp_path):
     golden = resized("mixtral", SIZES)
     settings = settings | {"ignored_layers": ["gate"]}
-    folders = write_pair(tmp_path, golden, settings, lambda _: packer)
-    params = check_answers(*map(resolve_model, folders))
+    found, expected = write_pair(tmp_path, golden, settings, lambda _: packer)
+    params = check_answers(resolve_model(found), resolve_model(expected))
     mixture = params.layers[0].mixture
     assert type(mixture.gate_up.weights) is type(mixture.down.weights) is kind
 
 
 def test_latents_of_a_quantised_checkpoint_are_expanded(tmp_path):
     packer = packers.tiles("weight_scale_inv")
-    folders = write_pair(tmp_path, load_golden("deepseek_v3"), TILES, lambda _: packer)
-    params = check_answers(*map(resolve_model, folders))
+    golden = load_golden("deepseek_v3")
+    found, expected = write_pair(tmp_path, golden, TILES, lambda _: packer)
+    params = check_answers(resolve_model(found), resolve_model(expected))
     assert params.layers[0].attention.key.dtype == F32
     assert isinstance(params.layers[0].attention.inputs, TileScaled)
 
@@ -135,9 +136,13 @@ def test_experts_are_quantised_on_load(method, kind, tmp_path):
     assert counted.experts == 0
     assert sum(counted) == param_bytes(quantized.specs, BF16)
 
-    convert(source, tmp_path / "out", F32, show_progress=False)
-    converted = resolve_model(tmp_path / "out").quantized(method, ["lm_head", "*.gate"])
-    jax.tree.map(np.testing.assert_array_equal, converted.load(F32, progress=False), after)
+    # Of what was converted in full precision, and of what was quantised and then converted.
+    for index, each in enumerate((source, quantized)):
+        convert(each, tmp_path / str(index), F32, show_progress=False)
+        converted = resolve_model(tmp_path / str(index))
+        if each is source:
+            converted = converted.quantized(method, ["lm_head", "*.gate"])
+        jax.tree.map(np.testing.assert_array_equal, converted.load(F32, progress=False), after)
 
 
 @pytest.mark.parametrize("method", ["fp8", "int4"])
