@@ -2,8 +2,8 @@
 
 Each token of the text is predicted from those before it, by the model in full precision, by its
 quantised forms, over caches of keys and values of fewer bits, and by checkpoints of the same model
-that others quantised. The table has, for each form, the bytes of its weights; the perplexity of the text;
-how far the distributions of next tokens are from those of the model in full precision (mean
+that others quantised. The table has, for each form, the bytes of its weights; the perplexity of the
+text; how far the distributions of next tokens are from those of the model in full precision (mean
 Kullback-Leibler divergence, nats); and how often the likeliest token is the same.
 
     python benchmarks/quantized_accuracy.py

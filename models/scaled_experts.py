@@ -19,7 +19,13 @@ from paged.errors import ConfigError
 from paged.matmul import Groups, Order
 from paged.models.activations import gate
 from paged.models.experts import Activation, DenseExperts, HopperExperts, StackedSpec, hopper_order
-from paged.models.quantized import GgmlTensors, Quantization, plain_kernel
+from paged.models.quantized import (
+    E2M1,
+    GgmlTensors,
+    GroupCoded,
+    Quantization,
+    plain_kernel,
+)
 from paged.models.quantized.making import MadeSpec, Quantizer
 from paged.models.quantized.stored import StoredSpec
 from paged.models.weights import Dense, ParamSpec, Portable
@@ -86,7 +92,10 @@ class ScaledExperts(Portable):
 
 @struct.dataclass
 class HopperScaledExperts(ScaledExperts):
-    """As `ScaledExperts`, on a Hopper GPU: all are expanded, for the kernel of plain weights.
+    """As `ScaledExperts`, on a Hopper GPU.
+
+    Of MXFP4, a few rows are multiplied by a kernel of ours; else all weights are expanded, for the
+    kernel of plain ones.
 
     Attributes:
         device_kind: JAX's name of the GPU, by which the kernel is tuned (static).
@@ -99,11 +108,31 @@ class HopperScaledExperts(ScaledExperts):
         return hopper_order(owners, len(self), most)
 
     def __call__(self, x: jax.Array, groups: Groups) -> jax.Array:
-        return self._expanded(x.dtype)(x, groups)
+        out = self._few(x, groups)
+        return self._expanded(x.dtype)(x, groups) if out is None else out
 
     def gated(self, x: jax.Array, groups: Groups, activation: Activation) -> jax.Array:
         """See `Experts`."""
-        return self._expanded(x.dtype).gated(x, groups, activation)
+        out = self._few(x, groups)
+        if out is None:
+            return self._expanded(x.dtype).gated(x, groups, activation)
+        return gate(out, activation)
+
+    def _few(self, x: jax.Array, groups: Groups) -> jax.Array | None:
+        """The product by the kernel for few rows; None where there is none."""
+        weights = self.weights
+        if not isinstance(weights, GroupCoded) or weights.codes != E2M1:
+            return None
+        packed, scale = (
+            each.reshape(*each.shape[:2], -1) for each in (weights.weight, weights.scale)
+        )
+        if not matmul.supports_codes(x, packed, scale):
+            return None
+        out = matmul.grouped_codes_matmul(x, packed, scale, groups)
+        out = out.reshape(len(x), *weights.scale.shape[2:])
+        if self.bias is not None:
+            out += self.bias[groups.owners(len(x))].astype(out.dtype)
+        return out.astype(x.dtype)
 
     def _expanded(self, dtype: jnp.dtype) -> HopperExperts:
         kernel = jax.vmap(lambda each: plain_kernel(each, dtype))(self.weights)

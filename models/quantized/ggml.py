@@ -79,7 +79,7 @@ class GgmlTensors:
             table.parts, table.shape[::-1], table.axes[::-1], table.init, transpose=True
         )
         rows: Any = self._described(Dense(inputs_first), None)
-        return ShiftedEmbedding(stored(rows, self))  # type: ignore[arg-type]
+        return ShiftedEmbedding(stored(rows, self))
 
     def tensors(self, field: str, outputs: int, inputs: int) -> tuple[Tensor, ...]:
         """See `Layout`."""

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged.matmul.choice import grouped_tiling_for, tiling_for
+from paged.matmul.codes import grouped_codes_matmul, supports_codes
 from paged.matmul.grouping import MOST_ROWS, in_groups_at_once
 from paged.matmul.groups import Groups, Order, in_groups
 from paged.matmul.hopper import hopper_matmul
@@ -26,6 +27,7 @@ __all__ = [
     "Order",
     "Tiling",
     "available",
+    "grouped_codes_matmul",
     "grouped_matmul",
     "grouped_tiling_for",
     "in_groups",
@@ -34,6 +36,7 @@ __all__ = [
     "int4_unit",
     "matmul",
     "supports",
+    "supports_codes",
     "supports_groups",
     "supports_int4",
     "tiling_for",
