@@ -7,15 +7,15 @@ themselves, in units that larger groups share.
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from paged import matmul
 from paged.models.activations import gate
-from paged.models.quantized.groups import HopperGroupScaled, unpack
+from paged.models.quantized.groups import GroupScaled, unpack
 from paged.models.weights import Portable
 
 _F32 = jnp.dtype(jnp.float32)
@@ -86,32 +86,68 @@ class GroupShifted(Portable):
     def gated(self, x: jax.Array, activation: str) -> jax.Array:
         return gate(self(x), activation)
 
-    def on_hopper(self, device_kind: str) -> GroupShifted:
+    def on_hopper(self, device_kind: str) -> Portable:
         """See `Portable`."""
-        return HopperGroupShifted(**vars(self))
+        if self.bits != 4:
+            return self
+        scaled, beyond = _made(_parted, self)
+        product = scaled.on_hopper(device_kind)
+        return HopperGroupShifted(product, beyond, self.bias, self.group)
 
 
 @struct.dataclass
-class HopperGroupShifted(GroupShifted):
-    """As `GroupShifted`, on a Hopper GPU: of 4 bits, a few rows are multiplied by a kernel of ours.
+class HopperGroupShifted(Portable):
+    """A `GroupShifted` of 4 bits as a Hopper GPU multiplies it.
 
-    The kernel's weights have no shifts; what these add is a product with sums of groups of inputs.
+    A kernel's weights have no shifts: what these add is a product with sums of groups of inputs.
+
+    Attributes:
+        product: by the values less 8, times their scales, as a `GroupScaled` multiplies there.
+        beyond: [K / group, *N] float32, by how much the weights are more; None for nothing.
+        bias: [*N] or None.
+        group: inputs that share a scale (static).
     """
 
+    in_few_bits = True
+
+    product: Any
+    beyond: jax.Array | None
+    bias: jax.Array | None
+    group: int = struct.field(pytree_node=False)
+
     def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
-        outputs, scale = self.scale.shape[1:], self.scales()
-        flat = scale.reshape(len(scale), prod(outputs))
-        packed = self.weight.reshape(len(self.weight), -1)
-        if self.bits != 4 or not matmul.supports_int4(x, packed, flat):
-            return GroupShifted.__call__(self, x, dtype)
-        out = HopperGroupScaled(self.weight, scale, bits=4)(x, _F32)
-        if (shift := self.shifts()) is not None:
-            sums = jnp.sum(x.astype(_F32).reshape(len(x), len(scale), -1), axis=-1)
-            beyond = shift + 2 ** (self.bits - 1) * scale
-            out += jnp.tensordot(sums, beyond, axes=1, precision="highest")
+        out = self.product(x, _F32)
+        if self.beyond is not None:
+            sums = jnp.sum(x.astype(_F32).reshape(len(x), -1, self.group), axis=-1)
+            out += jnp.tensordot(sums, self.beyond, axes=1)
         if self.bias is not None:
             out += self.bias.astype(_F32)
         return out.astype(dtype or x.dtype)
+
+    def added_to(self, residual: jax.Array, x: jax.Array) -> jax.Array:
+        return residual + self(x)
+
+    def gated(self, x: jax.Array, activation: str) -> jax.Array:
+        return gate(self(x), activation)
+
+    def on_hopper(self, device_kind: str) -> HopperGroupShifted:
+        """See `Portable`."""
+        return self
+
+
+@jax.jit
+def _parted(weight: GroupShifted) -> tuple[GroupScaled, jax.Array | None]:
+    """The same weight without its shifts, and what it then lacks in each group."""
+    scale, shift = weight.scales(), weight.shifts()
+    beyond = None if shift is None else shift + 2 ** (weight.bits - 1) * scale
+    return GroupScaled(weight.weight, scale.astype(jnp.float16), bits=weight.bits), beyond
+
+
+def _made[W, T](function: Callable[[W], T], weight: W) -> T:
+    """What a function makes of a weight, or of its shapes."""
+    if isinstance(jax.tree.leaves(weight)[0], jax.ShapeDtypeStruct):
+        return jax.eval_shape(function, weight)
+    return function(weight)
 
 
 @struct.dataclass
