@@ -17,6 +17,7 @@ from paged.errors import ConfigError
 from paged.models.config import ModelConfig, token_ids
 from paged.models.gguf_tokenizer import tokenizer_from_gguf
 from paged.models.json_files import read_config
+from paged.models.loading.bitsandbytes import BitsandbytesCheckpoint
 from paged.models.loading.checkpoint import Checkpoint, ModelNotFoundError
 from paged.models.loading.converted import (
     ConvertedCheckpoint,
@@ -114,6 +115,9 @@ class ModelSource:
             return stored_specs(specs, checkpoint), checkpoint
         if isinstance(checkpoint, GgufCheckpoint):
             return specs, checkpoint.as_described(specs)
+        quantization = self.config.quantization
+        if quantization is not None and quantization.name == "bitsandbytes":
+            return specs, BitsandbytesCheckpoint(checkpoint)
         return specs, checkpoint
 
     def quantized(self, method: str, exclude: Sequence[str]) -> ModelSource:

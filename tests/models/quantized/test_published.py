@@ -315,7 +315,11 @@ def test_a_bias_that_the_model_has_no_place_for_is_refused_unless_zero(tmp_path)
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"quant_method": "bitsandbytes"}, ["'bitsandbytes'", "gptq, awq, fp8"]),
+        ({"quant_method": "quanto"}, ["'quanto'", "gptq, awq, fp8"]),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+            ["fp4", "nf4"],
+        ),
         ("fp8", ["'fp8'", "supported"]),
         ({"bits": 4}, ["None", "supported"]),
         (gptq_settings(bits=3), ["bits 3", "4, 8"]),
