@@ -1,7 +1,7 @@
 """Make the goldens of quantised checkpoints: tiny models that the formats' own tools have written.
 
-Needs Python 3.11 or later, torch, transformers 5, accelerate, bitsandbytes and compressed-tensors; a
-CPU does. Run it from the root folder:
+Needs Python 3.11 or later, torch, transformers 5, accelerate, bitsandbytes and compressed-tensors;
+a CPU does. Run it from the root folder:
 
     python -m tests.models.quantized.goldens.make_tool_goldens
 
