@@ -50,9 +50,10 @@ class ScaledExperts(Portable):
 
     def in_groups(self, owners: jax.Array, most: int) -> Order:
         """See `Experts`."""
-        return matmul.in_groups(owners, len(self), most=most)
+        return matmul.in_groups(owners, self.number, most=most)
 
-    def __len__(self) -> int:
+    @property
+    def number(self) -> int:
         """X."""
         return len(jax.tree.leaves(self.weights)[0])
 
@@ -81,6 +82,10 @@ class ScaledExperts(Portable):
         """See `Experts`."""
         return gate(self(x, groups), activation)
 
+    def total(self, out: jax.Array) -> jax.Array:
+        """See `Experts`."""
+        return out
+
     def on_hopper(self, device_kind: str) -> ScaledExperts:
         """See `Portable`."""
         return HopperScaledExperts(self.weights, self.bias, device_kind=device_kind)
@@ -105,7 +110,7 @@ class HopperScaledExperts(ScaledExperts):
 
     def in_groups(self, owners: jax.Array, most: int) -> Order:
         """See `Experts`."""
-        return hopper_order(owners, len(self), most)
+        return hopper_order(owners, self.number, most)
 
     def __call__(self, x: jax.Array, groups: Groups) -> jax.Array:
         out = self._few(x, groups)
@@ -232,7 +237,7 @@ def _made_of_all(made: MadeSpec, kernel: ParamSpec) -> MadeSpec:
     return _MadeStack(
         parts=kernel.parts,
         shape=(kernel.shape[0], *made.shape),
-        axes=(None, *made.axes),
+        axes=("experts", *[None] * len(made.axes)),
         init=made.init,
         dtype=made.dtype,
         of=kernel,
@@ -255,7 +260,7 @@ def _stacked(kernel: StackedSpec, scheme: Any) -> Any:
         return _StoredStack(
             parts=tuple(part for spec in specs for part in spec.parts),
             shape=(len(specs), *first.shape),
-            axes=(None, *first.axes),
+            axes=("experts", *[None] * len(first.axes)),
             init=first.init,
             dtype=first.dtype,
             each=first.anonymous(),

@@ -18,6 +18,7 @@ class Draft:
         num_slots: of the device.
         decodes, chunks: its rows of one token, and the longer ones.
         admitted, page_updates, copies: see `StepPlan`.
+        sources: pages to be copied, on hold until the plan is made.
     """
 
     budget: int
@@ -27,6 +28,7 @@ class Draft:
     admitted: list[Sequence] = field(default_factory=list)
     page_updates: list[PageUpdate] = field(default_factory=list)
     copies: list[PageCopy] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
 
     def give_pages(self, sequence: Sequence, group: int, pages: list[int]) -> None:
         """Append pages to the sequence's table of a group of layers."""

@@ -199,6 +199,7 @@ class Scheduler:
         if not (draft.decodes or draft.chunks):
             return None
         plan = draft.finish(self.pool.take_moves())
+        self.pool.release(draft.sources)  # whoever takes them writes in a later step
         if self._waiting.has_forks:
             for row in plan.rows:
                 if row.samples:
@@ -285,7 +286,7 @@ class Scheduler:
         length = self._chunk_length(num_left, draft.budget)
         num_spare = len(self._running) * self.config.growth_steps // self.pool.page_size
         num_pages = self._tables.num_own(sequence, prefix) + num_spare * len(self.config.windows)
-        if not length or not self.pool.can_allocate(num_pages, prefix.shared):
+        if not length or not self.pool.can_allocate(num_pages, prefix.shared + prefix.copied):
             return False
         self._waiting.remove(sequence)
         self._running.add(sequence)

@@ -73,10 +73,13 @@ class GgmlTensors:
         return stored(self._described(weight, _F16), self)
 
     def describe_embedding(self, embedding: Embedding) -> Any:
-        """The description of an embedding stored in this way, from that in full precision."""
+        """The description of an embedding stored in this way, from that in full precision.
+
+        Every device has it whole.
+        """
         table: Any = embedding.table
         inputs_first: Any = ParamSpec(
-            table.parts, table.shape[::-1], table.axes[::-1], table.init, transpose=True
+            table.parts, table.shape[::-1], (None, None), table.init, transpose=True
         )
         rows: Any = self._described(Dense(inputs_first), None)
         return ShiftedEmbedding(stored(rows, self))
