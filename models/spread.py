@@ -252,13 +252,12 @@ def _uneven(node: Any, num_devices: int) -> str | None:
 
 def _torn(node: Any, num_devices: int) -> str | None:
     """A quantised weight of which no device can have some inputs, and what they need, alone."""
-    if not isinstance(node, QUANTIZED) or _input_axis(node) is None:
+    if num_devices == 1 or not isinstance(node, QUANTIZED) or _input_axis(node) is None:
         return None
     name = node.weight.parts[0].name  # type: ignore[attr-defined]
     if isinstance(node, TileScaled) and node.weight.shape[-1] % (num_devices * TILE):
         return f"{name!r} has scales for tiles of {TILE} inputs, of {node.weight.shape[-1]}"
-    one_group = isinstance(node, GroupShifted | GroupCoded) and node.scale.shape[0] == 1
-    if one_group and num_devices > 1:
+    if isinstance(node, GroupShifted | GroupCoded) and node.scale.shape[0] == 1:
         return f"{name!r} has one scale for all inputs"
     if isinstance(node, GroupScaled):
         if node.order is not None:
