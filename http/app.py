@@ -23,7 +23,7 @@ from paged.http.api.chat import chat_completions
 from paged.http.api.completions import completions
 from paged.http.api.defaults import RequestDefaults
 from paged.http.api.embeddings import embeddings
-from paged.http.api.errors import ApiError, GenerationFailed, handle_error
+from paged.http.api.errors import ApiError, GenerationFailed, handle_error, unavailable
 from paged.http.api.invocations import Handler, invocations
 from paged.http.api.models import list_models, retrieve_model
 from paged.http.api.openapi import openapi, page
@@ -46,19 +46,28 @@ from paged.http.bugs import AnswerBugs
 from paged.http.engine import Engine
 from paged.http.metrics import Metrics, registry_of
 from paged.http.options import ServeOptions
+from paged.http.paths import path_of
 from paged.http.peers import Answers, Peers, added
 from paged.http.request_counter import CountRequests, Load
 from paged.http.request_ids import EchoRequestId
+from paged.http.request_report import Reporter
+from paged.http.status import DEBUG_ROUTES, STATUS_ROUTES, Glance, recent_of
+from paged.http.trace_context import ReadTraceContext
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.pooling.engine import PoolingEngine
 
 _ALONE = Peers()
+# Seconds after which a probe that failed may ask again.
+_SECONDS_TO_RETRY = 5
 
 
 class Door(TypedDict, total=False):
     """What an application is told of itself rather than of a model; see `create_server`."""
 
     api_keys: Sequence[str]
+    admin_keys: Sequence[str]
+    reads_traces: bool
+    metrics_need_key: bool
     max_body_size: int
     tells_tokenizer: bool
     allowed_origins: Sequence[str]
@@ -78,6 +87,7 @@ def create_app(
     defaults: RequestDefaults | None = None,
     response_role: str = "assistant",
     log_requests: bool = False,
+    reporters: Sequence[Reporter] = (),
     **door: Unpack[Door],
 ) -> Starlette:
     """An ASGI application that serves one model: see `create_service` and `create_server`."""
@@ -90,6 +100,7 @@ def create_app(
         defaults=defaults,
         response_role=response_role,
         log_requests=log_requests,
+        reporters=reporters,
     )
     return create_server([service], **door)
 
@@ -105,6 +116,7 @@ def create_service(
     defaults: RequestDefaults | None = None,
     response_role: str = "assistant",
     log_requests: bool = False,
+    reporters: Sequence[Reporter] = (),
 ) -> AnyService:
     """A model as the routes see it.
 
@@ -117,7 +129,8 @@ def create_service(
         answers: how the model writes reasoning and tool calls; None for text alone.
         defaults: what requests leave open.
         response_role: that chat replies carry.
-        log_requests: whether to log each request's parameters (never its prompt).
+        log_requests: whether to log each request for vectors or scores.
+        reporters: are told of each request for text that has ended.
     """
     names, metrics = tuple(model_names), Metrics(engine, model_names[0], number)
     if isinstance(engine, PoolingEngine):
@@ -127,6 +140,7 @@ def create_service(
         names,
         metrics,
         log_requests,
+        tuple(reporters),
         chat_template=chat_template,
         trust_request_chat_template=trust_request_chat_template,
         answers=answers or AnswerFormat(),
@@ -139,6 +153,9 @@ def create_server(
     services: Sequence[AnyService],
     *,
     api_keys: Sequence[str] = (),
+    admin_keys: Sequence[str] = (),
+    reads_traces: bool = False,
+    metrics_need_key: bool = False,
     max_body_size: int = ServeOptions.max_body_size,
     tells_tokenizer: bool = False,
     allowed_origins: Sequence[str] = ("*",),
@@ -152,6 +169,9 @@ def create_server(
     Args:
         services: at least one, no two of a name. They decide which routes there are.
         api_keys: any of them is needed for all but the probes; none admits everyone.
+        admin_keys: any of them is needed for /debug/state, which is not there without.
+        reads_traces: whether requests say of which trace they are part.
+        metrics_need_key: whether one is needed for /metrics, too.
         max_body_size: bytes.
         tells_tokenizer: whether there is /tokenizer_info.
         allowed_origins, allowed_methods, allowed_headers, allow_credentials: what pages of other
@@ -172,11 +192,19 @@ def create_server(
             expose_headers=["X-Request-Id"],
         ),
     ]
-    if api_keys:
-        middleware.append(Middleware(RequireKey, keys=api_keys))
+    if api_keys or admin_keys:
+        closed = {"/metrics"} if metrics_need_key and api_keys else set()
+        how = {"keys": api_keys, "admin_keys": admin_keys, "closed": closed}
+        middleware.append(Middleware(RequireKey, **how))
+    if reads_traces:
+        middleware.append(Middleware(ReadTraceContext))
     middleware.append(Middleware(AnswerBugs))
     app = Starlette(
-        routes=_routes(services, tells_tokenizer=tells_tokenizer),
+        routes=[
+            *STATUS_ROUTES,
+            *(DEBUG_ROUTES if admin_keys else ()),
+            *_routes(services, tells_tokenizer=tells_tokenizer),
+        ],
         middleware=middleware,
         exception_handlers=dict.fromkeys(_HANDLED, handle_error),
     )
@@ -185,6 +213,7 @@ def create_server(
     app.state.registry = registry
     app.state.load = load
     app.state.peers = peers
+    app.state.glances = [Glance() for _ in services]
     return app
 
 
@@ -192,21 +221,26 @@ def told(app: Starlette) -> Answers:
     """What the process of an application tells its peers."""
     state = app.state
     return {
-        "dead": state.models.dead,
+        "troubles": state.models.troubles,
         "load": lambda: state.load.num_requests,
         "metrics": lambda: generate_latest(state.registry).decode(),
+        "recent": lambda: recent_of(state.models),
     }
 
 
 async def health(request: Request) -> Response:
     """200 while requests can be served by all models."""
-    dead = models_of(request).dead()
-    if not dead:  # else the others may be gone by now
-        dead = sorted({*chain(*await request.app.state.peers.ask("dead", list[str]))})
-    if dead:
-        message = f"The engine of {', '.join(dead)} has stopped; see the server's log"
-        raise ApiError(503, message, "ServiceUnavailableError")
+    troubles = models_of(request).troubles()
+    if not troubles:  # else the others may be gone by now
+        troubles = sorted({*chain(*await request.app.state.peers.ask("troubles", list[str]))})
+    if troubles:
+        return unavailable("; ".join(troubles), path_of(request.scope), _SECONDS_TO_RETRY)
     return Response()
+
+
+async def ready(request: Request) -> Response:
+    """200 while requests are taken. Before that and while it stops, the gate answers."""
+    return await health(request)
 
 
 async def version(request: Request) -> Response:
@@ -252,6 +286,7 @@ _HANDLED = (
 _ROUTES = [
     Route("/health", health),
     Route("/ping", health, methods=["GET", "POST"]),
+    Route("/ready", ready),
     Route("/version", version),
     Route("/metrics", metrics),
     Route("/load", load),

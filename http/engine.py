@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
+from paged.runtime.about import About
 from paged.runtime.beam_search import BeamSearchParams
+from paged.runtime.engine_state import EngineState
 from paged.runtime.messages import EngineStats
 from paged.runtime.outputs import RequestOutput
 from paged.runtime.sampling_params import SamplingParams
@@ -51,7 +53,15 @@ class AnyEngine(Protocol):
     def max_model_len(self) -> int: ...
 
     @property
-    def errored(self) -> bool: ...
+    def errored(self) -> bool:
+        """Whether it has died for good."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it cannot serve now, None if it can: what follows "The engine"."""
+
+    @property
+    def about(self) -> About | None: ...
 
     def stats(self) -> EngineStats: ...
 
@@ -91,3 +101,5 @@ class Engine(AnyEngine, Protocol):
     ) -> RequestOutput: ...
 
     async def abort(self, request_id: str) -> None: ...
+
+    async def look(self) -> EngineState: ...

@@ -17,7 +17,8 @@ ALWAYS_ON = (
     *("--enable-prompt-tokens-details", "--enable-request-id-headers"),
     "--enable-server-load-tracking",
 )
-_LONGEST_SHUTDOWN = 24 * 60 * 60
+_LONGEST_TIME = 24 * 60 * 60
+_MOST_RESTARTS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,10 @@ class ServeOptions:
         "Keys, any of which a request must bring; default that in PAGED_API_KEY, "
         "without which everyone is admitted.",
     )
+    admin_api_key: tuple[str, ...] = option(
+        (), "Keys, any of which /debug/state must be asked with; without, it is not there."
+    )
+    metrics_need_key: bool = option(False, "Ask for a key at /metrics, too.")
     enable_tokenizer_info_endpoint: bool = option(
         False, "Tell special tokens and chat template at /tokenizer_info."
     )
@@ -58,13 +63,44 @@ class ServeOptions:
         "delay, and each needs a core.",
     )
     max_body_size: int = option(32 * 2**20, "Bytes of a request body at most.")
+    timeout_keep_alive: int = option(
+        75,
+        "Seconds that a connection may be idle: longer than clients and proxies keep theirs, for "
+        "the one who closes first must not be the server.",
+    )
     shutdown_timeout: float = option(
         30.0, "Seconds that running requests get to finish when the server is stopped."
+    )
+    step_timeout: float = option(
+        120.0,
+        "Seconds that a step may take, five times as many for the first ones: then the engine "
+        "process is ended and another one started. /health says so after a quarter of them.",
+    )
+    max_engine_restarts: int = option(
+        3,
+        "How many times in ten minutes an engine process that died is replaced; after that, or "
+        "with 0 at the first death, the server leaves with exit status 1.",
     )
     uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug"] = option(
         "info", "Least level that is logged."
     )
-    enable_log_requests: bool = option(False, "Log each request's parameters, never its prompt.")
+    log_format: Literal["text", "json"] = option(
+        "text", "How log lines look: text, or a JSON object each."
+    )
+    enable_log_requests: bool = option(
+        False, "Log a line for each request: its ids, lengths, times and why it ended."
+    )
+    enable_log_outputs: bool = option(
+        False, "Show in that line what the model wrote; needs --enable-log-requests."
+    )
+    max_log_len: int | None = option(
+        None,
+        "Characters of prompts, and of outputs if they are logged, that the line shows; without, "
+        "no prompt is shown.",
+    )
+    otlp_traces_endpoint: str | None = option(
+        None, "Collector that gets a span of each request: http://host:4317. Needs the extra otel."
+    )
     disable_log_stats: bool = option(False, "Do not log statistics every 10 seconds.")
     disable_uvicorn_access_log: bool = option(False, "Do not log each HTTP request.")
     disable_access_log_for_endpoints: str | None = option(
@@ -72,10 +108,25 @@ class ServeOptions:
     )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.shutdown_timeout <= _LONGEST_SHUTDOWN:
+        if not 0 <= self.shutdown_timeout <= _LONGEST_TIME:
             raise ConfigError(
-                f"--shutdown-timeout must be between 0 and {_LONGEST_SHUTDOWN} seconds, "
+                f"--shutdown-timeout must be between 0 and {_LONGEST_TIME} seconds, "
                 f"got {self.shutdown_timeout}"
+            )
+        if not 1 <= self.timeout_keep_alive <= _LONGEST_TIME:
+            raise ConfigError(
+                f"--timeout-keep-alive must be between 1 and {_LONGEST_TIME} seconds, "
+                f"got {self.timeout_keep_alive}"
+            )
+        if not 0 < self.step_timeout <= _LONGEST_TIME:
+            raise ConfigError(
+                f"--step-timeout must be above 0 and at most {_LONGEST_TIME} seconds, "
+                f"got {self.step_timeout}"
+            )
+        if not 0 <= self.max_engine_restarts <= _MOST_RESTARTS:
+            raise ConfigError(
+                f"--max-engine-restarts must be between 0 and {_MOST_RESTARTS}, "
+                f"got {self.max_engine_restarts}"
             )
         if self.api_server_count < 1:
             raise ConfigError(f"--api-server-count must be at least 1, got {self.api_server_count}")
@@ -84,6 +135,10 @@ class ServeOptions:
                 f"--api-server-count {self.api_server_count} needs an engine process that they can "
                 "share: leave out --no-engine-process"
             )
+        if self.enable_log_outputs and not self.enable_log_requests:
+            raise ConfigError("--enable-log-outputs needs --enable-log-requests")
+        if self.max_log_len is not None and self.max_log_len < 0:
+            raise ConfigError(f"--max-log-len must be at least 0, got {self.max_log_len}")
         if self.max_body_size < 1:
             raise ConfigError(f"--max-body-size must be at least 1, got {self.max_body_size}")
         if self.root_path and not re.fullmatch(r"(/[^/?#\s]+)+", self.root_path):
@@ -91,6 +146,7 @@ class ServeOptions:
         if not self.ssl_certfile and (self.ssl_keyfile or self.ssl_ca_certs):
             raise ConfigError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
         _check_none_empty("--api-key", self.api_key)
+        _check_none_empty("--admin-api-key", self.admin_api_key)
 
 
 @dataclass(frozen=True, kw_only=True)

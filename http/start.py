@@ -14,10 +14,13 @@ from paged.http.app import create_service
 from paged.http.engine import Engine
 from paged.http.entries import Entry
 from paged.http.options import ServeOptions
+from paged.http.request_log import RequestLog
+from paged.http.request_report import Reporter
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.child_process import JoinedProcess
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
+from paged.runtime.keeper import Keeping
 from paged.runtime.logs import lines_about
 from paged.runtime.pooling.engine import PoolingEngine, wants_pooling
 from paged.runtime.remote_core import RemoteCore
@@ -45,13 +48,14 @@ def running(
     """
     if len(entries) > 1:
         entries = _sharing(entries, options)
+    keeping = _keeping(options)
 
     def start(number: int, config: EngineConfig) -> Engine | PoolingEngine:
         if len(entries) > 1:
             logger.info("Starting model %d of %d", number + 1, len(entries))
         if doors:
             make_core = partial(RemoteCore, door=doors[number])
-            return AsyncEngine.from_config(config, make_core=make_core)
+            return AsyncEngine.from_config(config, make_core=make_core, keeping=keeping)
         return _start_engine(config, options, is_alone=len(entries) == 1)
 
     with _services(entries, options, start) as services:
@@ -68,7 +72,7 @@ def joined(
         def join(config: EngineConfig) -> RemoteCore:
             return RemoteCore(config, process=JoinedProcess(doors[number]))
 
-        return AsyncEngine.from_config(config, make_core=join)
+        return AsyncEngine.from_config(config, make_core=join, keeping=_keeping(options))
 
     with _services(entries, options, start) as services:
         yield services
@@ -91,13 +95,14 @@ def _services(
     options: ServeOptions,
     start: Callable[[int, EngineConfig], Engine | PoolingEngine],
 ) -> Iterator[list[AnyService]]:
+    traces = _traces(options)
     with ExitStack() as engines:
         services = []
         for number, entry in enumerate(entries):
             with _concerning(entry, len(entries)):
                 engine = start(number, entry.config)
             engines.callback(engine.shutdown)
-            services.append(_service(engine, entry, number, options))
+            services.append(_service(engine, entry, number, options, traces))
         yield services
 
 
@@ -135,11 +140,22 @@ def _start_engine(
     """Embeddings and scores have no streams to keep going: alone, they are made in this process."""
     if wants_pooling(config):
         return PoolingEngine.from_config(config, separate_process=not is_alone)
-    return AsyncEngine.from_config(config, separate_process=options.engine_process)
+    apart = options.engine_process
+    # What dies in this process takes it along: there is nothing to start again.
+    keeping = _keeping(options, restarts=apart)
+    return AsyncEngine.from_config(config, separate_process=apart, keeping=keeping)
+
+
+def _keeping(options: ServeOptions, *, restarts: bool = True) -> Keeping:
+    return Keeping(options.step_timeout, options.max_engine_restarts if restarts else 0)
 
 
 def _service(
-    engine: Engine | PoolingEngine, entry: Entry, number: int, options: ServeOptions
+    engine: Engine | PoolingEngine,
+    entry: Entry,
+    number: int,
+    options: ServeOptions,
+    traces: Sequence[Reporter],
 ) -> AnyService:
     return create_service(
         engine,
@@ -151,4 +167,27 @@ def _service(
         defaults=entry.defaults,
         response_role=entry.role,
         log_requests=options.enable_log_requests,
+        reporters=[*_logs(engine, options), *traces],
     )
+
+
+def _logs(engine: Engine | PoolingEngine, options: ServeOptions) -> list[Reporter]:
+    """What logs the requests that have ended, if that is asked for."""
+    if not options.enable_log_requests:
+        return []
+    shown, outputs = options.max_log_len, options.enable_log_outputs
+    return [RequestLog(engine.tokenizer, max_length=shown, outputs=outputs)]
+
+
+def _traces(options: ServeOptions) -> list[Reporter]:
+    """What makes spans of them, likewise. Raises ConfigError if it cannot."""
+    if options.otlp_traces_endpoint is None:
+        return []
+    try:
+        from paged.http.otel import RequestTraces
+
+        return [RequestTraces.sent_to(options.otlp_traces_endpoint)]
+    except ImportError as error:
+        raise ConfigError(
+            f"--otlp-traces-endpoint needs OpenTelemetry: pip install 'paged[otel]' ({error})"
+        ) from error

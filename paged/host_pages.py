@@ -76,6 +76,14 @@ class HostPages:
         for page in reversed(pages):
             self._idle[page] = None
 
+    def forget(self, page_hash: bytes) -> None:
+        """Free the page that holds the content of that hash, if one does that is not on hold."""
+        page = self._page_of.get(page_hash)
+        if page is not None and page in self._idle:
+            del self._idle[page]
+            del self._page_of[self._hash_of.pop(page)]
+            self._free.append(page)
+
     def clear(self) -> None:
         """Forget all content; no page may be on hold."""
         assert len(self._idle) == len(self._page_of), "a host page is on hold"

@@ -98,6 +98,13 @@ class PagePool:
         """How many page tables hold the page."""
         return self._references[page]
 
+    def states(self) -> bytes:
+        """Each page from 1 on: free (0), cached (1), used (2), or used by several sequences (3)."""
+        states = bytearray(min(count + 1, 3) if count else 0 for count in self._references)
+        for page in self._cached:
+            states[page] = 1
+        return bytes(states[1:])
+
     def can_allocate(self, count: int, shared: Sequence[int] = ()) -> bool:
         """Whether `count` pages can be allocated after the pages `shared` have been brought."""
         taken = sum(self.is_on_host(page) or not self._references[page] for page in shared)
@@ -193,6 +200,16 @@ class PagePool:
             self._name(page, page_hash)
             if partial:
                 self._partial.add(page)
+
+    def forget(self, pages: Sequence[int]) -> None:
+        """Let used pages be found by nobody any more, nor their content on the host."""
+        for page in pages:
+            assert self._references[page], f"page {page} is not used: it has nothing to forget"
+            page_hash = self._hash_of.pop(page, None)
+            if page_hash is not None:
+                del self._page_of[page_hash]
+                self._partial.discard(page)
+                self.host.forget(page_hash)
 
     def find(self, page_hash: bytes, group: int = 0, *, on_host: bool = False) -> int | None:
         """The page of a group that holds the content of that hash. Takes no reference.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from paged.runtime.about import About, cache_settings
 from paged.runtime.config import EngineConfig, flags
+from paged.runtime.engine_state import EngineState
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import keywords
 from paged.runtime.front import Front, Prepared
@@ -41,7 +44,13 @@ class Core(Protocol):
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]: ...
     def step(self) -> list[SequenceOutput]: ...
     def stats(self) -> EngineStats: ...
+    def look(self, deliver: Callable[[EngineState], None]) -> None:
+        """Have a close look at the engine delivered, here or in a later `step`."""
+
     def reset_prefix_cache(self) -> bool: ...
+    def kill(self, reason: str) -> None:
+        """Die, even in the middle of a step, if that can be done; called from any thread."""
+
     def close(self) -> None: ...
 
 
@@ -51,6 +60,7 @@ class LoadedCore(Core, Protocol):
     max_model_len: int
     vocab_size: int
     memory: MemoryPlan
+    startup: dict[str, float]
 
 
 class Engine:
@@ -58,10 +68,11 @@ class Engine:
 
     Attributes:
         front: makes the requests that `add` takes.
+        about: what it says of itself; None of cores that say nothing.
     """
 
-    def __init__(self, core: Core, front: Front) -> None:
-        self.front = front
+    def __init__(self, core: Core, front: Front, about: About | None = None) -> None:
+        self.front, self.about = front, about
         self._core = core
         self._processor = OutputProcessor(front.tokenizer)
         self._has_failed = False
@@ -109,9 +120,17 @@ class Engine:
     def stats(self) -> EngineStats:
         return self._core.stats()
 
+    def look(self, deliver: Callable[[EngineState], None]) -> None:
+        """Have a close look at the engine delivered, now or in a later `step`."""
+        self._core.look(deliver)
+
     def reset_prefix_cache(self) -> bool:
         """Forget all cached pages; False, and nothing done, while requests use pages."""
         return self._core.reset_prefix_cache()
+
+    def kill(self, reason: str) -> None:
+        """Have a core die that hangs, if that can be done; from any thread."""
+        self._core.kill(reason)
 
     def close(self) -> None:
         """End everything and free the device's memory. Idempotent."""
@@ -177,7 +196,19 @@ def load_engine(
         eos_token_ids=source.eos_token_ids,
         has_priorities=config.scheduling_policy == "priority",
     )
-    return Engine(core, front)
+    about = About(core.memory, core.startup, cache_settings(config, core.memory))
+    return Engine(core, front, about)
+
+
+def load_again(
+    config: EngineConfig, front: Front, make_core: Callable[[EngineConfig], LoadedCore] | None
+) -> Engine:
+    """Another engine after one with this front whose core, in another process, has died.
+
+    Raises as `load_engine`, and whatever `make_core` raises.
+    """
+    core = (make_core or RemoteCore)(config)
+    return Engine(core, replace(front, max_model_len=core.max_model_len))
 
 
 def find_model(config: EngineConfig) -> ModelSource:

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from paged.models.reports import reports_to
 from paged.runtime.clients import Client, Clients
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import LoadedCore, find_model
@@ -29,6 +30,9 @@ from paged.runtime.wire import (
     Add,
     Channel,
     Failed,
+    Loading,
+    Look,
+    Looked,
     Ready,
     ResetPrefixCache,
     Start,
@@ -71,8 +75,11 @@ def serve_model[T](
     channel = Channel(socket.socket(fileno=descriptor), incoming)
     try:
         start = _receive_start(channel)
-        log_to_stderr(start.log_level, "paged", about=start.about)
-        serve(load(start), channel)
+        how = start.log_format
+        log_to_stderr(start.log_level, "paged", about=start.about, log_format=how)
+        with reports_to(lambda news: channel.send(Loading(*news))):
+            loaded = load(start)
+        serve(loaded, channel)
     except Exception as error:
         channel.send(_last_words(error))
         channel.flush()
@@ -97,10 +104,12 @@ def _receive_start(channel: Channel) -> Start:
 
 def _serve(core: LoadedCore, clients: Clients) -> None:
     """Step until the first client leaves. Raises EngineDead when the core dies."""
-    ready = Ready(core.max_model_len, core.vocab_size, core.memory, core.stats())
+    facts = (core.max_model_len, core.vocab_size, core.memory)
+    ready = Ready(*facts, core.stats(), core.startup)
     clients.first.channel.send(ready)
     while True:
-        for client in clients.heard(wait=not core.has_work):
+        was_idle = not core.has_work
+        for client in clients.heard(wait=was_idle):
             try:
                 messages = client.channel.receive(wait=False)
             except EOFError:
@@ -115,14 +124,20 @@ def _serve(core: LoadedCore, clients: Clients) -> None:
                     client.channel.send(ready)
                 else:
                     _take(core, clients, client, message)
+        if was_idle and core.has_work and clients.are_several:
+            # The first is to know that a step is waited for, if only by another client.
+            clients.tell([], core.stats(), everybody=True)
         outputs = core.step() if core.has_work else []
-        clients.tell(outputs, core.stats(), idle=not core.has_work)
+        clients.tell(outputs, core.stats(), everybody=not core.has_work)
         if any(item.finish_reason == "error" for item in outputs):
             core.step()  # raises what the core died of
 
 
 def _take(
-    core: LoadedCore, clients: Clients, client: Client, message: Add | Abort | ResetPrefixCache
+    core: LoadedCore,
+    clients: Clients,
+    client: Client,
+    message: Add | Abort | ResetPrefixCache | Look,
 ) -> None:
     client.num_taken += 1
     match message:
@@ -134,6 +149,8 @@ def _take(
             clients.forget(request_id, index)
         case ResetPrefixCache():
             client.channel.send(WasReset(core.reset_prefix_cache()))
+        case Look():
+            core.look(lambda state: client.channel.send(Looked(state)))
 
 
 def _last_words(error: Exception) -> Failed:

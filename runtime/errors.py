@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paged.errors import ConfigError
 
-__all__ = ["ConfigError", "EngineDead", "InvalidRequest", "Unsupported"]
+__all__ = ["ConfigError", "EngineDead", "EngineRestarting", "InvalidRequest", "Unsupported"]
 
 
 class InvalidRequest(ValueError):
@@ -25,3 +25,7 @@ class Unsupported(InvalidRequest):
 
 class EngineDead(RuntimeError):
     """The engine stopped after an error in a step; the message carries its cause."""
+
+
+class EngineRestarting(EngineDead):
+    """The engine stopped, and another one is being started in its place."""

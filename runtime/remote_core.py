@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 from msgspec.structs import replace
 
+from paged.models.reports import Report, report
 from paged.runtime.child_process import ChildProcess, JoinedProcess
 from paged.runtime.config import EngineConfig
+from paged.runtime.engine_state import EngineState
 from paged.runtime.errors import EngineDead, InvalidRequest
-from paged.runtime.logs import current_model
+from paged.runtime.logs import current_format, current_model
 from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
 from paged.runtime.wire import (
     Abort,
@@ -21,6 +24,9 @@ from paged.runtime.wire import (
     Channel,
     Failed,
     FromEngine,
+    Loading,
+    Look,
+    Looked,
     News,
     Ready,
     ResetPrefixCache,
@@ -57,7 +63,7 @@ class RemoteCore:
         process: one that runs already, in place of a new one.
 
     Attributes:
-        max_model_len, vocab_size, memory: those of the core.
+        max_model_len, vocab_size, memory, startup: those of the core.
         pid: of the process, if it was started here.
 
     Raises:
@@ -78,8 +84,10 @@ class RemoteCore:
         self._news: list[News] = []
         self._ready: Ready | None = None
         self._answers: list[bool] = []
+        self._viewers: deque[Callable[[EngineState], None]] = deque()
         self._failure: Failed | None = None
         self._is_closed = False
+        self._why_killed: str | None = None
         descriptor = None if door is None else door.fileno()
         shared = () if descriptor is None else (descriptor,)
         self._process = process or ChildProcess(program, shared=shared)
@@ -94,7 +102,8 @@ class RemoteCore:
             self._channel.close()
             raise
         self.max_model_len, self.vocab_size = ready.max_model_len, ready.vocab_size
-        self.memory, self._stats = ready.memory, ready.stats
+        self.memory, self.startup = ready.memory, ready.startup
+        self._stats = ready.stats
 
     @property
     def has_work(self) -> bool:
@@ -146,6 +155,17 @@ class RemoteCore:
             self._check_alive()
         return self._answers.pop()
 
+    def look(self, deliver: Callable[[EngineState], None]) -> None:
+        """Have a close look at the engine delivered, by `step`, when the process has taken it."""
+        self._check_alive()
+        self._viewers.append(deliver)
+        self._send(Look())
+
+    def kill(self, reason: str) -> None:
+        """End the process at once, from any thread, unless somebody else has started it."""
+        self._why_killed = reason
+        self._process.end(0)
+
     def close(self) -> None:
         """End everything, and wait until the process is gone. Idempotent."""
         if not self._is_closed:
@@ -158,13 +178,13 @@ class RemoteCore:
 
     def _start(self, config: EngineConfig, door: int | None) -> Ready:
         level = logging.getLogger("paged").getEffectiveLevel()
-        self._channel.send(Start(config, level, current_model(), door))
+        self._channel.send(Start(config, level, current_model(), door, current_format()))
         while self._ready is None:
             self._receive()
             self._check_alive()
         return self._ready
 
-    def _send(self, message: Add | Abort | ResetPrefixCache) -> None:
+    def _send(self, message: Add | Abort | ResetPrefixCache | Look) -> None:
         self._num_sent += 1
         self._channel.send(message)
         self._channel.flush()  # waits for a step at most: the process reads between steps
@@ -174,7 +194,7 @@ class RemoteCore:
         try:
             messages = self._channel.receive(wait=True)
         except EOFError:
-            self._failure = Failed.of(EngineDead(self._process.how_it_ended()))
+            self._failure = Failed.of(EngineDead(self._why_killed or self._process.how_it_ended()))
             return
         for message in messages:
             match message:
@@ -182,6 +202,10 @@ class RemoteCore:
                     self._news.append(message)
                 case WasReset():
                     self._answers.append(message.done)
+                case Looked():
+                    self._viewers.popleft()(message.state)
+                case Loading():
+                    report(Report(message.label, message.unit, message.done, message.total))
                 case Ready():
                     self._ready = message
                 case Failed():

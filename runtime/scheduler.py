@@ -126,6 +126,11 @@ class Scheduler:
         """Sequences without a slot: not admitted yet, or preempted."""
         return len(self._sequences) - len(self._running)
 
+    def in_order(self) -> list[Sequence]:
+        """All sequences in their order of service, the running ones first."""
+        waiting = [each for each in self._sequences.values() if each.slot is None]
+        return [*self._running, *sorted(waiting, key=ORDERS[self.config.policy])]
+
     @property
     def kv_usage(self) -> float:
         """Share of the pool's pages that sequences hold."""
@@ -211,13 +216,18 @@ class Scheduler:
 
         Args:
             tokens: one per row of the plan, and perhaps padding. Those of rows that do not sample
-                are ignored.
+                are ignored; a negative one ends its sequence with an error.
         """
         assert len(tokens) >= len(plan.rows), "a row has no token"
         events, page_size = [], self.pool.page_size
         for index, (row, token) in enumerate(zip(plan.rows, tokens, strict=False)):
             sequence = row.sequence
             if not row.samples or sequence.status is Status.FINISHED:
+                continue
+            if token < 0:
+                self._tables.forget(sequence)
+                self._finish(sequence, FinishReason.ERROR)
+                events.append(TokenEvent(sequence, index, token, FinishReason.ERROR))
                 continue
             sequence.outputs.append(token)
             sequence.num_pending -= 1
@@ -281,12 +291,14 @@ class Scheduler:
         """Give the sequence a slot and pages for its known tokens, if that leaves some over."""
         if sequence.num_pending:
             return False  # preempted, and its newest tokens are still on the way
-        prefix = self._find_prefix(draft, sequence)
+        prefix: Prefix | None = self._find_prefix(draft, sequence)
+        while prefix and not self._has_room(sequence, prefix):
+            prefix = prefix.instead
+        if prefix is None:
+            return False
         num_left = sequence.num_tokens - prefix.num_tokens
         length = self._chunk_length(num_left, draft.budget)
-        num_spare = len(self._running) * self.config.growth_steps // self.pool.page_size
-        num_pages = self._tables.num_own(sequence, prefix) + num_spare * len(self.config.windows)
-        if not length or not self.pool.can_allocate(num_pages, prefix.shared + prefix.copied):
+        if not length:
             return False
         self._waiting.remove(sequence)
         self._running.add(sequence)
@@ -295,6 +307,12 @@ class Scheduler:
         self._tables.start(draft, sequence, prefix, length)
         self._add_row(draft, sequence, length, samples=length == num_left)
         return True
+
+    def _has_room(self, sequence: Sequence, prefix: Prefix) -> bool:
+        """Whether there are pages for its known tokens, and some to spare for those that run."""
+        num_spare = len(self._running) * self.config.growth_steps // self.pool.page_size
+        num_pages = self._tables.num_own(sequence, prefix) + num_spare * len(self.config.windows)
+        return self.pool.can_allocate(num_pages, prefix.shared + prefix.copied)
 
     def _start(self, sequence: Sequence, prefix: Prefix) -> None:
         sequence.status = Status.RUNNING
@@ -324,9 +342,12 @@ class Scheduler:
         return self._tables.cached_prefix(sequence)
 
     def _has_prompt(self, draft: Draft, parent: Sequence) -> bool:
-        """Whether earlier steps wrote the parent's prompt: a step copies pages before it writes."""
+        """Whether earlier steps wrote the parent's prompt: a step copies pages before it writes.
+
+        One that comes back in this step after a preemption may have a page copied itself.
+        """
         running = parent.status is Status.RUNNING and parent.num_computed >= len(parent.prompt)
-        return running and not draft.prefills(parent)
+        return running and parent not in draft.admitted and not draft.prefills(parent)
 
     def _add_row(self, draft: Draft, sequence: Sequence, length: int, samples: bool) -> None:
         """Let the sequence advance by `length` tokens, which its pages have room for."""

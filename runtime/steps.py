@@ -38,6 +38,7 @@ from paged.runtime.sampler import (
     SamplerState,
     SamplingMode,
     TokenLogprobs,
+    checked_tokens,
     choose_tokens,
     count_tokens,
     token_logprobs,
@@ -83,7 +84,7 @@ class Sampled:
     """What a step gives back.
 
     Attributes:
-        tokens: [R] int32.
+        tokens: [R] int32, `NO_TOKEN` where there is none.
         logprobs: of those tokens, in LOGPROBS mode; else None.
     """
 
@@ -220,7 +221,7 @@ def sample(
     if state is not None:
         state = count_tokens(state, rows, tokens)
     logprobs = token_logprobs(logits, tokens) if mode == SamplingMode.LOGPROBS else None
-    return slots, state, Sampled(tokens, logprobs)
+    return slots, state, Sampled(checked_tokens(logits, tokens), logprobs)
 
 
 def score(

@@ -6,6 +6,7 @@ A route raises what it likes; `error_info` is the one place that decides what th
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 
@@ -13,9 +14,10 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from paged.http.paths import path_of
-from paged.runtime.errors import EngineDead, InvalidRequest, Unsupported
+from paged.runtime.errors import EngineDead, EngineRestarting, InvalidRequest, Unsupported
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +25,11 @@ logger = logging.getLogger(__name__)
 _MAX_MESSAGE = 600
 _CLIENT_CLOSED_REQUEST = 499
 _INTERNAL = "InternalServerError"
+REFUSAL_CAUSE = "paged.refusal_cause"
+"""Where the scope of a request that was refused says why."""
+_UNAVAILABLE = "ServiceUnavailableError"
+# Seconds after which to ask an engine again that is being restarted.
+_RESTART = 10
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
@@ -72,8 +79,19 @@ class ApiError(Exception):
         self.param = param
 
 
+_FAILED = "The engine failed while it worked on this request; see the server's log"
+
+
 class GenerationFailed(RuntimeError):
-    """The engine gave up on this request alone."""
+    """The engine gave up on this request.
+
+    Attributes:
+        told: what the client may know of the reason.
+    """
+
+    def __init__(self, message: str, told: str | None = None) -> None:
+        super().__init__(message)
+        self.told = told
 
 
 def error_info(error: Exception) -> ErrorInfo:
@@ -87,6 +105,11 @@ def error_info(error: Exception) -> ErrorInfo:
             return _info(str(error), "BadRequestError", 400, error.param)
         case HTTPException():
             return _info(error.detail, HTTPStatus(error.status_code).phrase, error.status_code)
+        case EngineRestarting():
+            message = "The engine has stopped and is being restarted; try again later"
+            return _info(message, _UNAVAILABLE, 503)
+        case GenerationFailed():
+            return _info(error.told or _FAILED, _INTERNAL, 500)
         case EngineDead():
             return _info("The engine has stopped; see the server's log", _INTERNAL, 500)
         case _:
@@ -117,7 +140,39 @@ def error_response(
     """The whole reply for `error`, in the shape that the path's clients read."""
     info = error_info(error)
     body = anthropic_error(error) if is_anthropic(path) else ErrorBody(info)
-    return Response(msgspec.json.encode(body), info.code, headers, media_type="application/json")
+    return _Refusal(msgspec.json.encode(body), info.code, headers, cause_of(error))
+
+
+class _Refusal(Response):
+    """A reply that is not a success. It leaves its cause in the scope, for metrics."""
+
+    media_type = "application/json"
+
+    def __init__(
+        self, body: bytes, status: int, headers: Mapping[str, str] | None, cause: str
+    ) -> None:
+        super().__init__(body, status, headers)
+        self._cause = cause
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[REFUSAL_CAUSE] = self._cause
+        await super().__call__(scope, receive, send)
+
+
+def cause_of(error: Exception) -> str:
+    """What metrics call an error: one of few words, whatever was asked."""
+    if isinstance(error, InvalidRequest) and error.param == "input_tokens":
+        return "too_long"
+    words = error_info(error).type.removesuffix("Error").replace(" ", "")
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", words).lower()
+
+
+def unavailable(
+    message: str, path: str, seconds: int, headers: Mapping[str, str] | None = None
+) -> Response:
+    """A 503 that says why, and when to try again."""
+    error = ApiError(503, message, _UNAVAILABLE)
+    return error_response(error, path, {"Retry-After": str(seconds), **(headers or {})})
 
 
 async def handle_error(request: Request, error: Exception) -> Response:
@@ -126,9 +181,12 @@ async def handle_error(request: Request, error: Exception) -> Response:
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
     if isinstance(error, EngineDead | GenerationFailed):
         logger.error("%s %s: %s", request.method, request.url.path, error)
-    path, headers = path_of(request.scope), None
+    path = path_of(request.scope)
+    headers: Mapping[str, str] | None = None
     if isinstance(error, HTTPException):
         error, headers = _of_route(error, request.method, path), error.headers
+    if isinstance(error, EngineRestarting):
+        headers = {"Retry-After": str(_RESTART)}
     return error_response(error, path, headers)
 
 

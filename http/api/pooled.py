@@ -54,9 +54,9 @@ async def computed[O: Output](
         outputs = await while_connected(request.receive, asyncio.wrap_future(future))
         reason, tokens = "stop", num_tokens(outputs)
         if service.log_requests:
-            logger.info(
-                "%s: %s, %d inputs, %d tokens", id, service.model_name, len(outputs), tokens
-            )
+            fields = {"request_id": id, "model": service.model_name, "prompt_tokens": tokens}
+            values = (*fields.values(), len(outputs))
+            logger.info("%s: %s, %d tokens in %d inputs", *values, extra={"fields": fields})
         return outputs
     except (ClientDisconnect, asyncio.CancelledError):
         reason = "abort"

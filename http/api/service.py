@@ -17,6 +17,7 @@ from paged.http.api.protocol import now
 from paged.http.api.responses.store import ResponseStore
 from paged.http.engine import AnyEngine, Engine
 from paged.http.metrics import Metrics
+from paged.http.request_report import Reporter
 from paged.runtime.errors import InvalidRequest, Unsupported
 from paged.runtime.pooling.engine import PoolingEngine
 
@@ -32,7 +33,8 @@ class Served[E: AnyEngine]:
         engine: does the work.
         model_names: names that requests may use; replies carry the first.
         metrics: counted by the routes, read by /metrics.
-        log_requests: whether each request is logged.
+        log_requests: whether each request for vectors or scores is logged.
+        reporters: are told of each request for text that has ended.
         created: seconds, for /v1/models.
     """
 
@@ -40,6 +42,7 @@ class Served[E: AnyEngine]:
     model_names: tuple[str, ...]
     metrics: Metrics
     log_requests: bool = False
+    reporters: tuple[Reporter, ...] = ()
     created: int = field(default_factory=now)
 
     @property
@@ -129,8 +132,16 @@ class Models:
         return iter(self.services)
 
     def dead(self) -> list[str]:
-        """Those whose engine has died."""
+        """Those whose engine has died for good."""
         return [service.model_name for service in self if service.engine.errored]
+
+    def troubles(self) -> list[str]:
+        """What keeps any of them from serving now."""
+        return [
+            f"The engine of {service.model_name} {trouble}"
+            for service in self
+            if (trouble := service.engine.trouble)
+        ]
 
     def kept_responses(self, param: str | None = None) -> ResponseStore:
         """For requests that need a kept response, by a field. Raises Unsupported without any."""

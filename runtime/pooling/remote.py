@@ -12,10 +12,11 @@ from functools import partial
 
 import numpy as np
 
+from paged.models.reports import Report, report
 from paged.runtime.child_process import ChildProcess
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import EngineDead
-from paged.runtime.logs import current_model
+from paged.runtime.logs import current_format, current_model
 from paged.runtime.pooling.runner import pack
 from paged.runtime.pooling.setup import Ready
 from paged.runtime.pooling.vectors import Vectors
@@ -26,6 +27,7 @@ from paged.runtime.wire import (
     Computed,
     Failed,
     FromPooling,
+    Loading,
     PoolingReady,
     Start,
 )
@@ -114,7 +116,8 @@ class RemoteRunner:
 
     def _start(self, config: EngineConfig) -> PoolingReady:
         level = logging.getLogger("paged").getEffectiveLevel()
-        self._channel.send(Start(config, level, current_model()))
+        how = current_format()
+        self._channel.send(Start(config, level, current_model(), log_format=how))
         while True:
             for message in self._receive():
                 assert isinstance(message, PoolingReady), "nothing was asked yet"
@@ -129,4 +132,6 @@ class RemoteRunner:
         for message in messages:
             if isinstance(message, Failed):
                 raise message.error()
-        return messages
+            if isinstance(message, Loading):
+                report(Report(message.label, message.unit, message.done, message.total))
+        return [message for message in messages if not isinstance(message, Loading)]

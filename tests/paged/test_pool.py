@@ -217,6 +217,13 @@ class PoolMachine(RuleBasedStateMachine):
         if name not in self.names.values():
             self.names[page] = name
 
+    @precondition(lambda self: self.held())
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        page = data.draw(st.sampled_from(sorted(self.held())))
+        self.pool.forget([page])
+        self.names.pop(page, None)
+
     @rule(names=st.lists(st.sampled_from([b"a", b"b", b"c"]), max_size=3))
     def share_what_matches(self, names: list[bytes]) -> None:
         pages = self.pool.match(names)
@@ -251,6 +258,8 @@ class PoolMachine(RuleBasedStateMachine):
         for page in range(1, self.SIZE + 1):
             held = sum(table.count(page) for table in self.tables)
             assert self.pool.ref_count(page) == held
+            seen = self.pool.states()[page - 1]
+            assert seen == (min(held + 1, 3) if held else int(page in self.pool._cached))
 
 
 TestPoolMachine = PoolMachine.TestCase

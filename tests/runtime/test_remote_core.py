@@ -322,7 +322,7 @@ def make_engine(monkeypatch: pytest.MonkeyPatch, settings: str) -> AsyncEngine:
 
 
 def remote_of(engine: AsyncEngine) -> Any:
-    return engine._thread._engine._core
+    return engine._keeper.thread._engine._core
 
 
 def pid_of(engine: AsyncEngine) -> int:
@@ -337,6 +337,26 @@ def test_text_streams(engine: AsyncEngine) -> None:
     assert text(outputs) == ("abc" * 14)[:40]
     stopped = asyncio.run(collect(engine, "abc", SamplingParams(max_tokens=10**2, stop="ca")))
     assert stopped[-1].outputs[0].text == "ab"
+
+
+def test_a_close_look(engine: AsyncEngine) -> None:
+    assert engine.about is None or engine.about.memory == MEMORY
+
+    async def run() -> None:
+        request = asyncio.create_task(collect(engine, "ab", SamplingParams(max_tokens=190), "r"))
+        await until(lambda: engine.stats().num_running)
+        looks = await asyncio.gather(*(engine.look() for _ in range(5)))
+        assert {look.process.pid for look in looks} == {remote_of(engine).pid}
+        lengths = [len(look.pages) for look in looks]  # of the fake, a page for each step
+        assert lengths == sorted(lengths)
+        leaving = asyncio.create_task(engine.look())
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await engine.abort("r")
+        await request
+        assert (await engine.look()).sequences == []
+
+    asyncio.run(run())
 
 
 def test_stats_follow_aborts(engine: AsyncEngine) -> None:
@@ -356,7 +376,7 @@ def test_two_hundred_fickle_requests_leave_nothing_behind(engine: AsyncEngine) -
         chances = [random.Random(number) for number in range(200)]
         requests = [fickle(engine, number, chance) for number, chance in enumerate(chances)]
         fates = await asyncio.gather(*requests)
-        thread, core = engine._thread, remote_of(engine)
+        thread, core = engine._keeper.thread, remote_of(engine)
         await until(lambda: engine.stats().num_running == 0)
         await until(lambda: not (core._live or thread._streams or thread._engine.request_ids))
         return fates
