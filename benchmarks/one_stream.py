@@ -4,7 +4,8 @@
 
 PYTHON is an interpreter that has torch, transformers, accelerate and gguf, or llama-cpp-python. All
 take the same prompts and decode greedily. Paged and transformers hold the file's weights (Q4_1)
-widened to float32; llama.cpp runs twice, with such weights and with the file's as they are, which
+widened to float32, and Paged also as they are in the file (--quantization gguf), which it widens at
+each product; llama.cpp runs twice, with such weights and with the file's as they are, which
 are a sixth of the bytes and are multiplied as integers of 8 bits. Its threads are one fewer than
 the cores, unless --threads tells otherwise. The sides stand ready in processes of their own and run
 in turns, so that a noisy machine is noisy for all; the table gives the medians, and their ratios
@@ -22,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
@@ -29,12 +31,14 @@ PROMPT = list(range(100, 132))
 NUM_TOKENS = 128
 
 
-def paged_worker() -> Callable[[int], float]:
+def paged_worker(quantization: Literal["gguf"] | None = None) -> Callable[[int], float]:
     """Seconds to generate for a number of concurrent requests."""
     from paged import LLM, SamplingParams
     from paged.runtime.front import TokensPrompt
 
-    llm = LLM(dtype="float32", max_num_seqs=16, enable_prefix_caching=False)
+    llm = LLM(
+        dtype="float32", quantization=quantization, max_num_seqs=16, enable_prefix_caching=False
+    )
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False)
 
     def run(streams: int) -> float:
@@ -116,8 +120,10 @@ def be_worker(side: str, *rest: str) -> None:
         gguf, weights, threads = rest
         with worker(gguf, weights, int(threads), PROMPT, NUM_TOKENS) as run:
             serve_turns(run)
+    elif side == "transformers":
+        serve_turns(transformers_worker(*rest))
     else:
-        serve_turns(paged_worker() if side == "paged" else transformers_worker(*rest))
+        serve_turns(paged_worker("gguf" if side == "paged-gguf" else None))
 
 
 def start(args: argparse.Namespace) -> Iterator[tuple[str, tuple[Worker, int]]]:
@@ -128,6 +134,9 @@ def start(args: argparse.Namespace) -> Iterator[tuple[str, tuple[Worker, int]]]:
     worker = Worker(sys.executable, __file__, "--worker", "paged")
     yield "paged, 1 stream", (worker, 1)
     yield "paged, 16 streams", (worker, 16)
+    kept = Worker(sys.executable, __file__, "--worker", "paged-gguf")
+    yield "paged, Q4_1, 1 stream", (kept, 1)
+    yield "paged, Q4_1, 16 streams", (kept, 16)
     if args.transformers:
         other = Worker(args.transformers, __file__, "--worker", "transformers", gguf)
         yield "transformers, 1 stream", (other, 1)

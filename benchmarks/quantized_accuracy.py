@@ -1,19 +1,21 @@
 """What quantising the weights of a model changes about its answers, on a text that comes along.
 
-Each token of the text is predicted from those before it, by the model in full precision and by its
-quantised forms. The table has, for each form, the bytes of its weights; the perplexity of the text;
-how far the distributions of next tokens are from those of the model in full precision (mean
+Each token of the text is predicted from those before it, by the model in full precision, by its
+quantised forms, over caches of keys and values of fewer bits, and by checkpoints of the same model
+that others quantised. The table has, for each form, the bytes of its weights; the perplexity of the
+text; how far the distributions of next tokens are from those of the model in full precision (mean
 Kullback-Leibler divergence, nats); and how often the likeliest token is the same.
 
     python benchmarks/quantized_accuracy.py
     python benchmarks/quantized_accuracy.py --model ./llama-8b --forms int4 'int4 *.down_proj'
+    python benchmarks/quantized_accuracy.py --model ./smollm2 --folders ./smollm2-awq
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paged.attention import BACKENDS, attention_metadata
-from paged.cache import PagedKVCache
+from paged.cache import KV_DTYPES, PagedKVCache
 from paged.models.config import ModelConfig
 from paged.models.loading import ModelSource, resolve_model
 from paged.models.registry import get_family
@@ -34,7 +36,8 @@ from paged.models.weights import for_device, param_bytes
 from paged.runtime.config import QUANTIZATION_EXCLUDE
 
 TEXT = Path(__file__).parent / "texts" / "accuracy.txt"
-FORMS = ("fp8", "int8", "int4", "int4 *.down_proj", "int4 *.q_proj *.o_proj")
+FORMS = ("gguf", "fp8", "int8", "int4", "int4 *.down_proj", "int4 *.q_proj *.o_proj")
+CACHES = ("fp8", "fp8_e5m2", "int8")
 PAGE_SIZE = 16
 _BACKEND = "xla"  # attention is the same for all forms, and not what is measured
 
@@ -44,7 +47,8 @@ class Accuracy:
     """How one form of a model does.
 
     Attributes:
-        form: the method of quantisation, and patterns of what else is excluded from it.
+        form: the method of quantisation, and patterns of what else is excluded from it; or that of
+            the cache; or a folder.
         weights: bytes.
         perplexity: of the text.
         divergence: from the distributions in full precision, mean over tokens, nats.
@@ -65,12 +69,18 @@ class Accuracy:
         )
 
 
-@partial(jax.jit, static_argnames="config")
-def logprobs(params: Any, tokens: jax.Array, *, config: ModelConfig) -> jax.Array:
-    """Log-probabilities [T, V] float32 of what follows each of tokens [T] of one sequence."""
+@partial(jax.jit, static_argnames=("config", "kv_dtype"))
+def logprobs(
+    params: Any, tokens: jax.Array, *, config: ModelConfig, kv_dtype: str | None = None
+) -> jax.Array:
+    """Log-probabilities [T, V] float32 of what follows each of tokens [T] of one sequence.
+
+    `kv_dtype` is a value of --kv-cache-dtype; None for that of the weights.
+    """
     num_tokens = len(tokens)
     num_pages = -(-num_tokens // PAGE_SIZE)
-    cache = PagedKVCache.zeros(config.cache_spec(num_pages + 1, PAGE_SIZE, params_dtype(params)))
+    dtype = params.embedding.dtype if kv_dtype is None else KV_DTYPES[kv_dtype]
+    cache = PagedKVCache.zeros(config.cache_spec(num_pages + 1, PAGE_SIZE, dtype))
     meta = attention_metadata(
         jnp.arange(1, num_pages + 1, dtype=jnp.int32)[None],
         jnp.zeros(1, jnp.int32),
@@ -87,16 +97,13 @@ def logprobs(params: Any, tokens: jax.Array, *, config: ModelConfig) -> jax.Arra
     return jax.nn.log_softmax(family.logits(params, config, hidden))
 
 
-def params_dtype(params: Any) -> jnp.dtype:
-    """The dtype of what is in full precision."""
-    return params.embedding.table.dtype
-
-
-def predictions(source: ModelSource, tokens: Sequence[int], dtype: jnp.dtype) -> np.ndarray:
-    """`logprobs` of the model as it is on disk or as `source` quantises it."""
+def predictions(
+    source: ModelSource, tokens: Sequence[int], dtype: jnp.dtype, *kv_dtypes: str | None
+) -> list[np.ndarray]:
+    """`logprobs` of the model as it is on disk or as `source` quantises it, for each cache."""
     params = for_device(source.load(dtype, progress=False), jax.devices()[0])
-    config = source.config.for_length(len(tokens))
-    return np.asarray(logprobs(params, jnp.asarray(tokens, jnp.int32), config=config))
+    config, given = source.config.for_length(len(tokens)), jnp.asarray(tokens, jnp.int32)
+    return [np.asarray(logprobs(params, given, config=config, kv_dtype=each)) for each in kv_dtypes]
 
 
 def measure(
@@ -113,25 +120,42 @@ def measure(
     )
 
 
-def compare(source: ModelSource, text: str, forms: Sequence[str], dtype: jnp.dtype) -> list[str]:
-    """The lines of the table."""
-    tokens = source.tokenizer().encode(text)
-    lines = [
+def forms_of(
+    source: ModelSource, forms: Sequence[str], folders: Sequence[str]
+) -> Iterator[tuple[str, ModelSource]]:
+    """What is compared with the model in full precision, by its name in the table."""
+    for form in forms:
+        method, *excluded = form.split()
+        if method != "gguf":
+            yield form, source.quantized(method, (*QUANTIZATION_EXCLUDE, *excluded))
+        elif source.in_file is not None:
+            yield form, source.quantized(method, excluded)
+    for folder in folders:
+        yield Path(folder).name, resolve_model(folder)
+
+
+def compare(
+    source: ModelSource,
+    tokens: Sequence[int],
+    quantized: Iterator[tuple[str, ModelSource]],
+    caches: Sequence[str],
+    dtype: jnp.dtype,
+) -> Iterator[str]:
+    """The lines of the table, each as soon as it is measured."""
+    yield from [
         f"{source.name}, {len(tokens)} tokens, {dtype} on {jax.devices()[0].device_kind}",
         "",
         "| weights | MB | perplexity | divergence | same token |",
         "| --- | --- | --- | --- | --- |",
     ]
-    expected = predictions(source, tokens, dtype)
+    expected, *rest = predictions(source, tokens, dtype, None, *caches)
     whole = param_bytes(source.specs, dtype)
-    lines.append(measure(str(dtype), whole, expected, expected, tokens).row())
-    for form in forms:
-        method, *excluded = form.split()
-        quantized = source.quantized(method, (*QUANTIZATION_EXCLUDE, *excluded))
-        size = param_bytes(quantized.specs, dtype)
-        found = predictions(quantized, tokens, dtype)
-        lines.append(measure(form, size, found, expected, tokens).row())
-    return lines
+    yield measure(str(dtype), whole, expected, expected, tokens).row()
+    for cache, found in zip(caches, rest, strict=True):
+        yield measure(f"{dtype}, KV cache {cache}", whole, found, expected, tokens).row()
+    for form, other in quantized:
+        [found] = predictions(other, tokens, dtype, None)
+        yield measure(form, param_bytes(other.specs, dtype), found, expected, tokens).row()
 
 
 def main() -> None:
@@ -142,15 +166,23 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", help="of what is in full precision")
     parser.add_argument(
         "--forms",
-        nargs="+",
+        nargs="*",
         default=FORMS,
         metavar="FORM",
         help="values of --quantization, each perhaps with patterns of what stays",
     )
+    parser.add_argument(
+        "--caches", nargs="*", default=CACHES, metavar="DTYPE", help="values of --kv-cache-dtype"
+    )
+    parser.add_argument(
+        "--folders", nargs="+", default=(), metavar="FOLDER", help="quantized checkpoints of it"
+    )
     args = parser.parse_args()
     source = resolve_model(args.model)
-    text = args.text.read_text(encoding="utf-8")
-    print("\n".join(compare(source, text, args.forms, jnp.dtype(args.dtype))))
+    tokens = source.tokenizer().encode(args.text.read_text(encoding="utf-8"))
+    others = forms_of(source, args.forms, args.folders)
+    for line in compare(source, tokens, others, args.caches, jnp.dtype(args.dtype)):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from paged.http.options import ConvertOptions
 from paged.models.config import SUPPORTED_DTYPES
 from paged.models.loading import resolve_model
 from paged.runtime.flags import read_flags
+from paged.runtime.quantization import quantized_source
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ def run(args: argparse.Namespace) -> int:
     # Nothing here needs a GPU, and one that is there may be serving.
     jax.config.update("jax_platforms", "cpu")
     source = resolve_model(args.model, revision=options.revision, download_dir=options.download_dir)
+    if options.quantization is not None:
+        source = quantized_source(source, options.quantization, options.quantization_exclude)
     dtype = jnp.dtype(
         SUPPORTED_DTYPES[source.config.dtype if options.dtype == "auto" else options.dtype]
     )

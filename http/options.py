@@ -232,5 +232,9 @@ class ConvertOptions:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "Element type of the weights in the folder; auto is the checkpoint's."
     )
+    quantization: Literal["fp8", "int8", "int4", "gguf"] | None = same_option(
+        EngineConfig, "quantization"
+    )
+    quantization_exclude: tuple[str, ...] = same_option(EngineConfig, "quantization_exclude")
     revision: str | None = same_option(EngineConfig, "revision")
     download_dir: str | None = same_option(EngineConfig, "download_dir")

@@ -116,7 +116,7 @@ class Embedder:
             backend=self.backend,
         )
         family = get_family(self.config.architecture)
-        dtype = params.body.embedding.table.dtype
+        dtype = params.body.embedding.dtype
         cache = PagedKVCache.zeros(self.config.cache_spec(1 + rows * pages, _PAGE_SIZE, dtype))
         hidden, _ = family.forward(params.body, self.config, tokens.reshape(-1), cache, meta)
         return hidden.reshape(rows, length, -1)

@@ -71,6 +71,11 @@ class DenseExperts(Portable):
     kernel: jax.Array
     bias: jax.Array | None = None
 
+    @property
+    def number(self) -> int:
+        """X."""
+        return len(self.kernel)
+
     def in_groups(self, owners: jax.Array, most: int) -> Order:
         return matmul.in_groups(owners, len(self.kernel), most=most)
 
@@ -106,9 +111,7 @@ class HopperExperts(DenseExperts):
     device_kind: str = struct.field(pytree_node=False, kw_only=True)
 
     def in_groups(self, owners: jax.Array, most: int) -> Order:
-        if len(owners) <= matmul.MOST_ROWS:
-            return matmul.in_groups_at_once(owners, len(self.kernel), most=most)
-        return matmul.in_groups(owners, len(self.kernel), most=most, unit=matmul.ROW_UNIT)
+        return hopper_order(owners, len(self.kernel), most)
 
     def __call__(self, x: jax.Array, groups: Groups) -> jax.Array:
         if not matmul.supports_groups(x.dtype, self.kernel):
@@ -129,6 +132,13 @@ class HopperExperts(DenseExperts):
             len(x), experts, inputs, outputs, device_kind=self.device_kind, gated=bool(halves)
         )
         return matmul.grouped_matmul(x, kernel, groups, tiling)
+
+
+def hopper_order(owners: jax.Array, num_experts: int, most: int) -> Order:
+    """Rows in groups as our kernel of a Hopper GPU takes them; see `Experts.in_groups`."""
+    if len(owners) <= matmul.MOST_ROWS:
+        return matmul.in_groups_at_once(owners, num_experts, most=most)
+    return matmul.in_groups(owners, num_experts, most=most, unit=matmul.ROW_UNIT)
 
 
 @struct.dataclass

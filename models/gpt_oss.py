@@ -33,6 +33,7 @@ from paged.models.layers import (
 )
 from paged.models.mxfp4 import mxfp4
 from paged.models.rope import Rotation
+from paged.models.scaled_experts import ScaledExperts
 from paged.models.weights import Init, ParamSpec, Part, linear, vector
 
 DEFAULTS: dict[str, Any] = {
@@ -120,17 +121,23 @@ def _mixture_specs(prefix: str, config: ModelConfig) -> Mixture:
     gate_up, down = f"{prefix}.experts.gate_up_proj", f"{prefix}.experts.down_proj"
     inner, outer = (experts, hidden_size, 2, size), (experts, size, hidden_size)
     inner_axes, outer_axes = ("experts", None, None, None), ("experts", None, None)
-    kernels: Any = (
-        (mxfp4(gate_up, inner, inner_axes), mxfp4(down, outer, outer_axes))
-        if packed
-        else (_paired(gate_up, inner, inner_axes, "normal"), _plain(down, outer, outer_axes))
-    )
     biases: Any = (
         _paired(f"{gate_up}_bias", (experts, 2, size), ("experts", None, None), "zeros"),
         _plain(f"{down}_bias", (experts, hidden_size), ("experts", None), "zeros"),
     )
+    router = linear(f"{prefix}.router", hidden_size, experts, bias=True)
+    if packed:
+        return Mixture(
+            router=router,
+            gate_up=ScaledExperts(mxfp4(gate_up, inner, inner_axes), biases[0]),
+            down=ScaledExperts(mxfp4(down, outer, outer_axes), biases[1]),
+        )
+    kernels: Any = (
+        _paired(gate_up, inner, inner_axes, "normal"),
+        _plain(down, outer, outer_axes),
+    )
     return Mixture(
-        router=linear(f"{prefix}.router", hidden_size, experts, bias=True),
+        router=router,
         gate_up=DenseExperts(kernels[0], biases[0]),
         down=DenseExperts(kernels[1], biases[1]),
     )

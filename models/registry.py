@@ -44,6 +44,7 @@ from paged.models.config import ModelConfig, architecture_of, parse_config
 from paged.models.encoder import EncoderParams
 from paged.models.layers import DecoderParams, logits
 from paged.models.quantized import quantized
+from paged.models.scaled_experts import quantized_experts
 
 Forward = Callable[
     [DecoderParams, ModelConfig, jax.Array, PagedKVCache, AttentionMetadata],
@@ -80,7 +81,8 @@ class Family:
 
     def specs(self, config: ModelConfig) -> DecoderParams:
         """Description of the parameters, quantised as `config` says."""
-        return quantized(self.describe(config), config.quantization)
+        described = quantized_experts(self.describe(config), config.quantization)
+        return quantized(described, config.quantization)
 
 
 _CHATGLM = Family(chatglm.DEFAULTS, chatglm.specs, chatglm.forward, logits, chatglm.configure)

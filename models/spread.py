@@ -28,10 +28,17 @@ from paged.matmul import Groups, Order
 from paged.models.config import ModelConfig
 from paged.models.experts import Activation, DenseExperts
 from paged.models.mesh import TENSOR, first_of, shares
-from paged.models.quantized import GroupScaled, TileScaled
+from paged.models.quantized import (
+    QUANTIZED,
+    GroupCoded,
+    GroupScaled,
+    GroupShifted,
+    Joined,
+    TileScaled,
+)
 from paged.models.quantized.channels import TILE
-from paged.models.quantized.describe import QUANTIZED
 from paged.models.quantized.groups import unit_of
+from paged.models.scaled_experts import ScaledExperts
 from paged.models.weights import Dense, Embedding, ParamSpec, Portable, param_shapes
 
 # Inputs with these names are shared out, and nobody else adds up what comes of them.
@@ -88,7 +95,7 @@ class SpreadExperts:
     here: Any
 
     def in_groups(self, owners: jax.Array, most: int) -> Order:
-        number = len(self.here.kernel)
+        number = self.here.number
         local = owners - first_of(number)
         is_here = (local >= 0) & (local < number)
         order: Order = self.here.in_groups(jnp.where(is_here, local, number), most)
@@ -210,12 +217,24 @@ def _obstacle(specs: Any, config: ModelConfig, num_devices: int) -> str | None:
     latent = config.latent_rank is not None
     if not latent and kv_heads % num_devices and num_devices % kv_heads:
         return f"it has {kv_heads} key/value heads"
+    if num_devices > kv_heads and not latent and any(map(_has_kv_heads, _joined(specs))):
+        return f"its {kv_heads} key/value heads are stored in several ways"
     nodes = jax.tree.leaves(specs, is_leaf=lambda node: isinstance(node, Portable))
     for node in nodes:
         found = _uneven(node, num_devices) or _torn(node, num_devices)
         if found is not None:
             return found
     return None
+
+
+def _joined(specs: Any) -> list[Joined]:
+    """Projections that are stored in several ways."""
+    nodes = jax.tree.leaves(specs, is_leaf=lambda node: isinstance(node, Joined))
+    return [node for node in nodes if isinstance(node, Joined)]
+
+
+def _has_kv_heads(joined: Joined) -> bool:
+    return any("kv_heads" in spec.axes for spec in jax.tree.leaves(joined))
 
 
 def _uneven(node: Any, num_devices: int) -> str | None:
@@ -233,11 +252,13 @@ def _uneven(node: Any, num_devices: int) -> str | None:
 
 def _torn(node: Any, num_devices: int) -> str | None:
     """A quantised weight of which no device can have some inputs, and what they need, alone."""
-    if not isinstance(node, QUANTIZED) or _input_axis(node) is None:
+    if num_devices == 1 or not isinstance(node, QUANTIZED) or _input_axis(node) is None:
         return None
     name = node.weight.parts[0].name  # type: ignore[attr-defined]
     if isinstance(node, TileScaled) and node.weight.shape[-1] % (num_devices * TILE):
         return f"{name!r} has scales for tiles of {TILE} inputs, of {node.weight.shape[-1]}"
+    if isinstance(node, GroupShifted | GroupCoded) and node.scale.shape[0] == 1:
+        return f"{name!r} has one scale for all inputs"
     if isinstance(node, GroupScaled):
         if node.order is not None:
             return f"{name!r} has its inputs in an order of its own (desc_act or actorder)"
@@ -281,7 +302,7 @@ def spread_weights(described: Any, params: Any, mesh: Mesh | None) -> Any:
         if isinstance(spec, Embedding):
             shared = spec.table.sharding_on(mesh).spec[0]  # type: ignore[attr-defined]
             return SpreadEmbedding(weights.table) if shared else weights
-        if isinstance(spec, DenseExperts):
+        if isinstance(spec, DenseExperts | ScaledExperts):
             return SpreadExperts(weights)
         if isinstance(spec, Dense | QUANTIZED) and _input_axis(spec) in _SUMMED:
             return Summed(replace(weights, bias=None), weights.bias)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +63,13 @@ class Linear(Protocol):
 
 
 class Portable:
-    """Weights of a type that runs everywhere, of which another may be faster somewhere."""
+    """Weights of a type that runs everywhere, of which another may be faster somewhere.
+
+    Attributes:
+        in_few_bits: they are quantised.
+    """
+
+    in_few_bits: ClassVar[bool] = False
 
     def on_hopper(self, device_kind: str) -> Portable:
         """The same weights, of the type that multiplies fastest on a Hopper GPU of a kind."""
@@ -155,6 +161,11 @@ class Embedding:
     """
 
     table: jax.Array
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of the vectors."""
+        return self.table.dtype
 
     def lookup(self, tokens: jax.Array) -> jax.Array:
         """[T] int32 to [T, D]. Ids beyond the table are clipped: only padding may have them."""

@@ -40,20 +40,22 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half"] = option(
         "auto", "Element type of weights and activations; auto is the checkpoint's, float32 on CPU."
     )
-    quantization: Literal["fp8", "int8", "int4"] | None = option(
+    quantization: Literal["fp8", "int8", "int4", "gguf"] | None = option(
         None,
         "Quantize weights in full precision as they are loaded: 'fp8' and 'int8' have 8 bits and "
-        "multiply in 8 bits, 'int4' has 4 and multiplies in --dtype. Embeddings, norms and the "
-        "experts of mixtures stay as they are, as the start's log tells. Checkpoints that are "
-        "quantized already need no flag.",
+        "multiply in 8 bits, 'int4' has 4 and multiplies in --dtype. Embeddings and norms stay as "
+        "they are, as the start's log tells. 'gguf' keeps the weights of a GGUF file as the file "
+        "has them, which are expanded without it. Other checkpoints that are quantized already "
+        "need no flag.",
         also=("-q",),
         type=quantization,
-        choices=("fp8", "int8", "int4"),
+        choices=("fp8", "int8", "int4", "gguf"),
     )
     quantization_exclude: tuple[str, ...] = option(
         QUANTIZATION_EXCLUDE,
         "Patterns, as of files, for names of weights that --quantization leaves as they are; "
-        f"default {' '.join(QUANTIZATION_EXCLUDE)}: the head and what routes to experts.",
+        f"default {' '.join(QUANTIZATION_EXCLUDE)}: the head and what routes to experts; nothing "
+        "with gguf.",
         metavar="PATTERN",
     )
     kv_cache_dtype: Literal[

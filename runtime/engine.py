@@ -19,6 +19,7 @@ from paged.runtime.memory import MemoryPlan
 from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
 from paged.runtime.outputs import RequestOutput
 from paged.runtime.processor import OutputProcessor
+from paged.runtime.quantization import quantized_source
 from paged.runtime.remote_core import RemoteCore
 from paged.runtime.sampling_params import SamplingParams, with_model_defaults
 
@@ -223,7 +224,7 @@ def find_model(config: EngineConfig) -> ModelSource:
     )
     if config.quantization is None:
         return source
-    return source.quantized(config.quantization, config.quantization_exclude)
+    return quantized_source(source, config.quantization, config.quantization_exclude)
 
 
 def _core_here(source: ModelSource, config: EngineConfig) -> LoadedCore:

@@ -16,6 +16,7 @@ from paged.models.embedder import Embedder, EmbedderParams
 from paged.models.loading.checkpoint import Checkpoint, TensorInfo
 from paged.models.loading.converted import ConvertedCheckpoint, stored_specs
 from paged.models.loading.dummy import random_params
+from paged.models.loading.gguf_checkpoint import GgufCheckpoint
 from paged.models.loading.params import load_params
 from paged.models.loading.safetensors import SafetensorsCheckpoint
 from paged.models.loading.source import ModelSource
@@ -80,7 +81,9 @@ def load_embedder(
         return random_params(specs, dtype, seed=seed)
     described, prefix, checkpoint = specs.body, embedder.prefix, source.open_checkpoint()
     if isinstance(checkpoint, ConvertedCheckpoint):
-        described, prefix = stored_specs(described), ""
+        described, prefix = stored_specs(described, checkpoint), ""
+    if isinstance(checkpoint, GgufCheckpoint):
+        checkpoint = checkpoint.as_described(described)
     wanted = [part.name for spec in jax.tree.leaves(described) for part in spec.parts]
     body = BodyCheckpoint(checkpoint, prefix, wanted)
     return EmbedderParams(

@@ -161,6 +161,11 @@ def check_values(param: jax.Array, spec: ParamSpec, checkpoint: Checkpoint) -> N
                 f"{where} has {wrong} values of {tensor.size} that are NaN or infinite; "
                 "fetch it again, or ask whoever made it"
             )
+        if part.dtype == np.uint8:
+            raise CheckpointError(
+                f"{where} has scales that are NaN or infinite; fetch it again, or ask whoever made "
+                "it"
+            )
         if part.dtype is not None or np.abs(tensor.astype(np.float32)).max() > most:
             raise CheckpointError(
                 f"{where} has values beyond {most:.3g}, where {param.dtype} ends; "

@@ -25,10 +25,11 @@ import numpy as np
 
 from paged.models.json_files import NotAnObject, read_object
 from paged.models.loading.checkpoint import CheckpointError, TensorInfo, map_file
+from paged.models.weights import ParamSpec
 
 LAYOUT_FILE = "paged.json"
 # Raised when parameters are named, shaped or stored in another way than before.
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 PARAMS_FOLDER = "params"
 UNFINISHED = ".unfinished"
 _ARRAY_FILE = ".zarray"
@@ -42,11 +43,21 @@ def param_names(specs: Any) -> list[str]:
     return [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
 
 
-def stored_specs(specs: Any) -> Any:
-    """The same parameters, described as converted checkpoints hold them: each as it is."""
+def stored_specs(specs: Any, checkpoint: ConvertedCheckpoint) -> Any:
+    """The same parameters, described as a converted checkpoint holds them: each as it is.
+
+    What is quantised may also be made of what the checkpoint holds in full precision.
+    """
     described, structure = jax.tree.flatten(specs)
     named = zip(param_names(specs), described, strict=True)
-    return jax.tree.unflatten(structure, [spec.stored(name) for name, spec in named])
+    found = checkpoint.tensors
+    return jax.tree.unflatten(
+        structure,
+        [
+            ParamSpec.stored(spec, name) if name in found else spec.stored(name)
+            for name, spec in named
+        ],
+    )
 
 
 def is_converted(folder: Path) -> bool:

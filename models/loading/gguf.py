@@ -2,7 +2,8 @@
 
 The layout is little-endian: a magic word, version, number of tensors and of metadata entries; the
 entries; one record a tensor (name, dimensions innermost first, type, offset); and the data, aligned
-to `general.alignment`. Quantised tensors are expanded to float32 as they are read.
+to `general.alignment`. Quantised tensors are expanded to float32 as they are read, unless their
+bytes are asked for.
 """
 
 from __future__ import annotations
@@ -84,17 +85,21 @@ class GgufFile:
         A view for tensors stored as such.
         """
         tensor = self.tensors[name]
-        count = math.prod(tensor.byte_shape)
-        raw = np.frombuffer(self._map, np.uint8, count=count, offset=tensor.start)
-        raw, shape = raw.reshape(tensor.byte_shape), tensor.shape
-        if index is not None:
-            raw, shape = raw[index], shape[1:]
+        shape = tensor.shape if index is None else tensor.shape[1:]
         try:
-            return dequantize(raw, tensor.kind).reshape(shape)
+            return dequantize(self.read_bytes(name, index), tensor.kind).reshape(shape)
         except NotImplementedError:
             raise CheckpointError(
                 f"tensor {name!r} in {self.path} has type {tensor.kind.name}, which cannot be read"
             ) from None
+
+    def read_bytes(self, name: str, index: int | None = None) -> np.ndarray:
+        """As `read`, its rows as they lie in the file, uint8: a view."""
+        tensor = self.tensors[name]
+        count = math.prod(tensor.byte_shape)
+        raw = np.frombuffer(self._map, np.uint8, count=count, offset=tensor.start)
+        raw = raw.reshape(tensor.byte_shape)
+        return raw if index is None else raw[index]
 
     def _parse(self) -> tuple[dict[str, Any], dict[str, _Tensor]]:
         if self._map[:4] != _MAGIC:

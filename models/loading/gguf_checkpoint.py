@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from paged.errors import ConfigError
 from paged.models.loading.checkpoint import CheckpointError, TensorInfo
 from paged.models.loading.gguf import GgufFile
+from paged.models.quantized import KEPT_TYPES, GgmlTensors, NamesRule, Quantization
 
 _GLOBAL_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -70,25 +72,42 @@ _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 class GgufCheckpoint:
     """The weights of a GGUF file under their Hugging Face names and in that order of rows.
 
+    Args:
+        kept: names of tensors whose rows are given as bytes, as they lie in the file.
+
     Raises:
         CheckpointError: the file has a tensor that has no Hugging Face name.
     """
 
-    def __init__(self, file: GgufFile) -> None:
+    def __init__(self, file: GgufFile, kept: Iterable[str] = ()) -> None:
         self._file = file
+        self._kept = frozenset(kept)
         self._architecture = _architecture(file)
         self._places = dict(self._named())
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        return {
-            name: TensorInfo(self._shape(place), str(self._file.path))
-            for name, place in self._places.items()
-        }
+        return {name: self._info(name) for name in self._places}
+
+    def quantization(self) -> Quantization:
+        """How the file has its weights, as far as that can be kept."""
+        modules: dict[str, list[str]] = {}
+        for name, place in self._places.items():
+            kind = self._file.tensors[place.stored].kind.name
+            if kind in KEPT_TYPES:
+                modules.setdefault(kind, []).append(name.removesuffix(".weight"))
+        rules = [NamesRule(GgmlTensors(kind), frozenset(of)) for kind, of in modules.items()]
+        return Quantization("gguf", tuple(rules))
+
+    def as_described(self, specs: Any) -> GgufCheckpoint:
+        """The same, of which described parameters that are made of bytes get those."""
+        parts = [part for spec in jax.tree.leaves(specs) for part in spec.parts]
+        return GgufCheckpoint(self._file, [part.name for part in parts if part.dtype == np.uint8])
 
     def read(self, name: str) -> np.ndarray:
         place = self._places[name]
-        tensor = self._file.read(place.stored, place.expert).reshape(self._shape(place))
+        read = self._file.read_bytes if name in self._kept else self._file.read
+        tensor = read(place.stored, place.expert).reshape(self.tensors[name].shape)
         if self._architecture.interleaved and ".q_proj." in name:
             return _half_split_rows(tensor, _key(self._file, "attention.head_count"))
         if self._architecture.interleaved and ".k_proj." in name:
@@ -108,12 +127,16 @@ class GgufCheckpoint:
             for expert in range(tensor.shape[0]):
                 yield name.replace("*", str(expert)), _Place(stored, expert)
 
-    def _shape(self, place: _Place) -> tuple[int, ...]:
-        shape = self._file.tensors[place.stored].shape
+    def _info(self, name: str) -> TensorInfo:
+        place, file = self._places[name], str(self._file.path)
+        tensor = self._file.tensors[place.stored]
+        shape = tensor.byte_shape if name in self._kept else tensor.shape
         if place.expert is not None:
-            return shape[1:]
-        # Of a projection to one number, which files may store as a vector.
-        return (1, *shape) if "_inp_shexp" in place.stored and len(shape) == 1 else shape
+            shape = shape[1:]
+        elif "_inp_shexp" in place.stored and len(shape) == 1:
+            # Of a projection to one number, which files may store as a vector.
+            shape = (1, *shape)
+        return TensorInfo(shape, file, np.dtype(np.uint8 if name in self._kept else np.float32))
 
 
 class _Place(NamedTuple):

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -17,6 +18,7 @@ from paged.errors import ConfigError
 from paged.models.config import ModelConfig, token_ids
 from paged.models.gguf_tokenizer import tokenizer_from_gguf
 from paged.models.json_files import read_config
+from paged.models.loading.bitsandbytes import BitsandbytesCheckpoint
 from paged.models.loading.checkpoint import Checkpoint, ModelNotFoundError
 from paged.models.loading.converted import (
     ConvertedCheckpoint,
@@ -31,7 +33,7 @@ from paged.models.loading.hub import download
 from paged.models.loading.params import load_params
 from paged.models.loading.safetensors import SafetensorsCheckpoint
 from paged.models.offloading import put_on_host
-from paged.models.quantized import made_on_load
+from paged.models.quantized import Quantization, made_on_load, own_settings
 from paged.models.registry import get_family, model_config
 from paged.models.spread import check_devices, spread_specs, spread_weights
 from paged.models.tokenizer import Tokenizer, tokenizer_from_folder
@@ -57,6 +59,7 @@ class ModelSource:
         open_tokenizer: builds the tokenizer.
         folder: with its other files; None where there is one file alone.
         on_host: the layers whose weights go to host memory; see `paged.models.offloading`.
+        in_file: how a GGUF file has its weights, which are expanded unless this is asked for.
     """
 
     name: str
@@ -67,6 +70,7 @@ class ModelSource:
     open_tokenizer: Callable[[], Tokenizer]
     folder: Path | None = None
     on_host: frozenset[int] = frozenset()
+    in_file: Quantization | None = None
 
     def load(
         self, dtype: jnp.dtype, *, seed: int = 0, progress: bool = True, mesh: Mesh | None = None
@@ -106,6 +110,12 @@ class ModelSource:
         """Description of the parameters, as the family gives it."""
         return get_family(self.config.architecture).specs(self.config)
 
+    def modules(self) -> list[str]:
+        """Names of its matrices in the checkpoint, which --quantization-exclude is matched with."""
+        parts = [part for spec in jax.tree.leaves(self.specs) for part in spec.parts]
+        matrices = [part.name for part in parts if len(part.shape) > 1]
+        return list(dict.fromkeys(name.removesuffix(".weight") for name in matrices))
+
     def open(self) -> tuple[Any, Checkpoint]:
         """The weights, and the description of the parameters by what the files call them.
 
@@ -113,30 +123,51 @@ class ModelSource:
             CheckpointError: a file is damaged or missing.
         """
         assert self.open_checkpoint is not None, "random weights are in no file"
-        checkpoint = self.open_checkpoint()
+        checkpoint, specs = self.open_checkpoint(), self.specs
         if isinstance(checkpoint, ConvertedCheckpoint):
-            return stored_specs(self.specs), checkpoint
-        return self.specs, checkpoint
+            return stored_specs(specs, checkpoint), checkpoint
+        if isinstance(checkpoint, GgufCheckpoint):
+            return specs, checkpoint.as_described(specs)
+        quantization = self.config.quantization
+        if quantization is not None and quantization.name == "bitsandbytes":
+            return specs, BitsandbytesCheckpoint(checkpoint)
+        return specs, checkpoint
 
     def quantized(self, method: str, exclude: Sequence[str]) -> ModelSource:
-        """The same model, its projections quantised as they are loaded.
+        """The same model, its projections quantised as they are loaded, or as its file has them.
 
         Args:
-            method: see `paged.models.quantized.made_on_load`.
-            exclude: patterns of names, as of files, of projections that stay as they are.
+            method: see `paged.models.quantized.made_on_load`; or "gguf" for how its file has them.
+            exclude: patterns of names, as of files, of weights that are in full precision.
 
         Raises:
-            ConfigError: it is quantised already.
+            ConfigError: it is quantised already, or "gguf" is for a model of no GGUF file.
         """
+        if method == "gguf":
+            return self._with(self._as_filed(exclude), exclude)
         if self.config.quantization is not None:
             raise ConfigError(
                 f"--quantization {method} is for weights in full precision, and those of "
                 f"{self.name} are quantized by {self.config.quantization.name} already: leave it "
                 "out"
             )
+        return self._with(made_on_load(method, exclude), exclude)
+
+    def _with(self, quantization: Quantization, exclude: Sequence[str]) -> ModelSource:
+        settings = {"quantization_config": own_settings(quantization, exclude)}
         return replace(
-            self, config=replace(self.config, quantization=made_on_load(method, exclude))
+            self,
+            config=replace(self.config, quantization=quantization),
+            config_json={**self.config_json, **settings},
         )
+
+    def _as_filed(self, exclude: Sequence[str]) -> Quantization:
+        if self.in_file is None:
+            raise ConfigError(
+                f"--quantization gguf is for GGUF files, and {self.name} is none: leave it out, or "
+                "take fp8, int8 or int4"
+            )
+        return self.in_file.without(exclude)
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer.
@@ -239,6 +270,7 @@ def _from_gguf(path: Path, name: str, load_format: LoadFormat) -> ModelSource:
         generation_config={},
         open_checkpoint=None if load_format == "dummy" else partial(GgufCheckpoint, file),
         open_tokenizer=partial(tokenizer_from_gguf, file.metadata),
+        in_file=GgufCheckpoint(file).quantization(),
     )
 
 

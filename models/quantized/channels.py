@@ -46,6 +46,8 @@ class ChannelScaled(Portable):
         bias: [*N] or None.
     """
 
+    in_few_bits = True
+
     weight: jax.Array
     scale: jax.Array
     bias: jax.Array | None = None
@@ -150,6 +152,8 @@ class TileScaled(Portable):
         scale: [*N, ceil(K / TILE)] float32.
         bias: [*N] or None.
     """
+
+    in_few_bits = True
 
     weight: jax.Array
     scale: jax.Array

@@ -59,6 +59,8 @@ class GroupScaled(Portable):
         bits: 4 or 8 (static).
     """
 
+    in_few_bits = True
+
     weight: jax.Array
     scale: jax.Array
     zero: jax.Array | None = None

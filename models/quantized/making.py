@@ -81,7 +81,7 @@ class MadeSpec(ParamSpec):
         return self.quantizer(self.of.assemble(tensors, _F32))[self.field].astype(dtype)
 
 
-def _made(
+def made(
     quantizer: Quantizer,
     kernel: ParamSpec,
     field: str,
@@ -121,10 +121,10 @@ class ToChannels:
         kernel: Any = weight.kernel
         (inputs, *outputs), (input_axis, *axes) = kernel.shape, kernel.axes
         return ChannelScaled(
-            weight=_made(
+            weight=made(
                 self, kernel, "weight", (*outputs, inputs), (*axes, input_axis), self.dtype
             ),
-            scale=_made(self, kernel, "scale", outputs, axes, _F32),
+            scale=made(self, kernel, "scale", outputs, axes, _F32),
             bias=weight.bias,
         )
 
@@ -149,8 +149,8 @@ class ToTiles:
         tiles = -(-inputs // TILE)
         scale_axes = (*axes, input_axis if tiles > 1 else None)
         return TileScaled(
-            weight=_made(self, kernel, "weight", (*outputs, inputs), (*axes, input_axis), FLOAT8),
-            scale=_made(self, kernel, "scale", (*outputs, tiles), scale_axes, _F32),
+            weight=made(self, kernel, "weight", (*outputs, inputs), (*axes, input_axis), FLOAT8),
+            scale=made(self, kernel, "scale", (*outputs, tiles), scale_axes, _F32),
             bias=weight.bias,
         )
 
@@ -190,7 +190,7 @@ class ToGroups:
             "order": ((inputs,), (input_axis,), jnp.dtype(jnp.int32)),
         }
         arrays: dict[str, Any] = {
-            field: _made(self, kernel, field, *kinds[field])
+            field: made(self, kernel, field, *kinds[field])
             for field in fields or ("weight", "scale")
         }
         return GroupScaled(**arrays, bias=weight.bias, bits=self.bits)
@@ -237,21 +237,23 @@ class Int4OnLoad:
         return ToGroups(4, group).describe(weight)
 
 
+METHODS: dict[str, Scheme] = {
+    "fp8": ToChannels(FLOAT8),
+    "int8": ToChannels(INT8),
+    "int4": Int4OnLoad(),
+}
+
+
 def made_on_load(name: str, exclude: Iterable[str] = ()) -> Quantization:
     """The quantisation of all projections but the excluded.
 
     Args:
-        name: "fp8", "int8" or "int4".
+        name: one of `METHODS`.
         exclude: patterns as of files, for names of modules in the checkpoint.
     """
-    schemes: dict[str, Scheme] = {
-        "fp8": ToChannels(FLOAT8),
-        "int8": ToChannels(INT8),
-        "int4": Int4OnLoad(),
-    }
     return Quantization(
         name=name,
-        rules=(Rule(schemes[name], (".*",)),),
+        rules=(Rule(METHODS[name], (".*",)),),
         excluded=tuple(map(from_glob, exclude)),
         made_on_load=True,
     )

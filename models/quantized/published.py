@@ -12,7 +12,9 @@ from typing import Any
 
 from paged.errors import ConfigError
 from paged.models.config_values import flag, shown
+from paged.models.quantized.bitsandbytes import Nf4Groups, ScbChannels
 from paged.models.quantized.channels import FLOAT8, INT8
+from paged.models.quantized.own import METHOD, own_quantization
 from paged.models.quantized.rules import Quantization, Rule, Scheme, from_part
 from paged.models.quantized.stored import (
     AwqGroups,
@@ -24,6 +26,8 @@ from paged.models.quantized.stored import (
 )
 
 _HEAD = ".*(lm_head|output_layer)"
+# Of DeepSeek, whose settings do not say that it is in full precision.
+_ROUTER = r".*\.mlp\.gate"
 
 
 def published_quantization(data: Mapping[str, Any]) -> Quantization | None:
@@ -91,7 +95,17 @@ def _fp8(settings: Mapping[str, Any]) -> Quantization:
         for key in ("ignored_layers", "modules_to_not_convert")
         for name in _names(settings, key)
     ]
-    return Quantization("fp8", (Rule(scheme, (".*",)),), (_HEAD, *excepted))
+    return Quantization("fp8", (Rule(scheme, (".*",)),), (_HEAD, _ROUTER, *excepted))
+
+
+def _bitsandbytes(settings: Mapping[str, Any]) -> Quantization:
+    four = flag(settings, "load_in_4bit") or flag(settings, "_load_in_4bit")
+    scheme: Scheme = ScbChannels(8, None)
+    if four:
+        _one_of(settings, "bnb_4bit_quant_type", ("nf4",))
+        scheme = Nf4Groups()
+    excepted = _names(settings, "llm_int8_skip_modules")
+    return Quantization("bitsandbytes", (Rule(scheme, (".*",)),), (_HEAD, *excepted))
 
 
 def _compressed(settings: Mapping[str, Any]) -> Quantization:
@@ -176,6 +190,8 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Quantization]] = {
     "awq": _awq,
     "fp8": _fp8,
     "compressed-tensors": _compressed,
+    "bitsandbytes": _bitsandbytes,
+    METHOD: own_quantization,
 }
 
 

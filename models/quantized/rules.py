@@ -5,10 +5,9 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from paged.errors import ConfigError
 from paged.models.weights import Dense, Linear
 
 
@@ -32,7 +31,20 @@ class Rule:
     names: tuple[str, ...]
 
     def is_for(self, module: str) -> bool:
+        """Whether a projection is among them."""
         return _matches(self.names, module)
+
+
+@dataclass(frozen=True)
+class NamesRule:
+    """A scheme and the names of the projections that it is for."""
+
+    scheme: Scheme
+    names: frozenset[str]
+
+    def is_for(self, module: str) -> bool:
+        """Whether a projection is among them."""
+        return module in self.names
 
 
 @dataclass(frozen=True)
@@ -48,27 +60,26 @@ class Quantization:
     """
 
     name: str
-    rules: tuple[Rule, ...]
+    rules: tuple[Rule | NamesRule, ...]
     excluded: tuple[str, ...] = ()
     made_on_load: bool = False
 
-    def scheme_for(self, modules: Sequence[str]) -> Scheme | None:
-        """The scheme of projections that are joined in one weight; None for full precision.
+    def without(self, patterns: Iterable[str]) -> Quantization:
+        """The same but for what patterns, as of files, name."""
+        return replace(self, excluded=(*self.excluded, *map(from_glob, patterns)))
 
-        Raises:
-            ConfigError: the checkpoint does not have them alike.
+    def schemes(self, modules: Sequence[str]) -> list[Scheme | None]:
+        """The scheme of each of the projections that are joined in one weight.
+
+        None is for full precision, in which all stay of which one is excluded from what is made on
+        load.
         """
-        schemes = [self._scheme(module) for module in modules]
-        if len(set(schemes)) == 1:
-            return schemes[0]
-        if self.made_on_load:
-            return None
-        raise ConfigError(
-            f"quantization_config has {', '.join(map(repr, modules))} stored differently, and they "
-            "are multiplied as one: that is not supported"
-        )
+        schemes = [self.scheme(module) for module in modules]
+        mixed = self.made_on_load and len(set(schemes)) > 1
+        return [None] * len(schemes) if mixed else schemes
 
-    def _scheme(self, module: str) -> Scheme | None:
+    def scheme(self, module: str) -> Scheme | None:
+        """That of one projection."""
         if _matches(self.excluded, module):
             return None
         return next((rule.scheme for rule in self.rules if rule.is_for(module)), None)
@@ -88,7 +99,13 @@ def from_part(name: str) -> str:
     return rf"(.*\.)?{re.escape(name)}(\..*)?"
 
 
+def unmatched(patterns: Iterable[str], modules: Iterable[str]) -> list[str]:
+    """Of patterns as of files, those that name none of the modules."""
+    names = tuple(modules)
+    return [each for each in patterns if not any(map(re.compile(from_glob(each)).match, names))]
+
+
 def modules_of(weight: Dense) -> tuple[str, ...]:
-    """Names of the projections that are joined in a description, each once."""
+    """Names of the projections that are joined in a description, one for each of its parts."""
     parts = weight.kernel.parts  # type: ignore[attr-defined]
-    return tuple(dict.fromkeys(part.name.removesuffix(".weight") for part in parts))
+    return tuple(part.name.removesuffix(".weight") for part in parts)

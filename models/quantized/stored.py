@@ -117,7 +117,7 @@ class StoredSpec(MadeSpec):
         )
 
 
-def _stored(described: Linear, layout: Layout) -> Any:
+def stored(described: Linear, layout: Layout) -> Any:
     """A description of what is made on load, as one of what a checkpoint stores."""
 
     def of_tensors(made: Any) -> Any:
@@ -153,7 +153,7 @@ class StoredChannels:
 
     def describe(self, weight: Dense) -> Linear:
         """See `Scheme`."""
-        return _stored(ToChannels(self.dtype).describe(weight), self)
+        return stored(ToChannels(self.dtype).describe(weight), self)
 
     def tensors(self, field: str, outputs: int, inputs: int) -> tuple[Tensor, ...]:
         if field == "weight":
@@ -180,7 +180,7 @@ class StoredTiles:
 
     def describe(self, weight: Dense) -> Linear:
         """See `Scheme`."""
-        return _stored(ToTiles().describe(weight), self)
+        return stored(ToTiles().describe(weight), self)
 
     def tensors(self, field: str, outputs: int, inputs: int) -> tuple[Tensor, ...]:
         if field == "weight":
@@ -225,7 +225,7 @@ class StoredGroups(ABC):
         fields = ["weight", "scale"]
         fields += [] if self.symmetric else ["zero"]
         fields += ["order"] if self.ordered else []
-        return _stored(ToGroups(self.bits, group).describe(weight, *fields), self)
+        return stored(ToGroups(self.bits, group).describe(weight, *fields), self)
 
     @abstractmethod
     def tensors(self, field: str, outputs: int, inputs: int) -> tuple[Tensor, ...]:

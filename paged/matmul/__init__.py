@@ -14,6 +14,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged.matmul.bricks import FP8, INT4
 from paged.matmul.choice import grouped_tiling_for, scaled_tiling_for, tiling_for
+from paged.matmul.codes import grouped_codes_matmul, supports_codes
 from paged.matmul.expand import expanded
 from paged.matmul.grouping import MOST_ROWS, in_groups_at_once
 from paged.matmul.groups import Groups, Order, in_groups
@@ -34,6 +35,7 @@ __all__ = [
     "Tiling",
     "available",
     "expanded",
+    "grouped_codes_matmul",
     "grouped_matmul",
     "grouped_tiling_for",
     "in_groups",
@@ -44,6 +46,7 @@ __all__ = [
     "scaled_rows",
     "scaled_tiling_for",
     "supports",
+    "supports_codes",
     "supports_groups",
     "supports_narrow",
     "supports_scaled",

@@ -36,12 +36,14 @@ def write_gguf(
     kind: Kind = Kind.F32,
     extra: dict[str, np.ndarray] | None = None,
     rope: tuple[str, float] | None = None,
+    kinds: dict[str, Kind] | None = None,
 ) -> Path:
     """Write the model of a golden, with matrices stored as `kind`, and vectors in float32.
 
     Args:
         extra: further tensors.
         rope: type and factor of rotary scaling, in place of the golden's.
+        kinds: of matrices of a name, such as "attn_v", in place of `kind`.
     """
     config = golden["config"]
     name = ARCHITECTURES[config["model_type"]]
@@ -51,7 +53,8 @@ def write_gguf(
     _add_experts(writer, config)
     _add_rope(writer, config, rope)
     for stored, tensor in (_stored_tensors(golden, name) | (extra or {})).items():
-        kept = kind if tensor.ndim > 1 else Kind.F32
+        own = (kinds or {}).get(stored.split(".")[-2], kind)
+        kept = own if tensor.ndim > 1 else Kind.F32
         writer.add_tensor(stored, gguf.quants.quantize(tensor, kept), raw_dtype=kept)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

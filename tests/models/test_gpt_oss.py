@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,10 +12,10 @@ import pytest
 from paged.errors import ConfigError
 from paged.models.activations import ClampedSwiglu, gate
 from paged.models.gpt_oss import specs
-from paged.models.mxfp4 import expanded
+from paged.models.quantized import E2M1, GroupCoded
 from paged.models.registry import model_config
 
-F32 = jnp.dtype(jnp.float32)
+F32, U8 = jnp.dtype(jnp.float32), jnp.dtype(jnp.uint8)
 X, D, F = 3, 64, 32
 CONFIG: dict[str, Any] = {
     "architectures": ["GptOssForCausalLM"],
@@ -53,27 +54,37 @@ def written_out(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("weight", "rows", "inputs"), [("gate_up", 2 * F, D), ("down", D, F)])
 def test_weights_of_4_bits_are_those_written_out(weight, rows, inputs):
     small, plain = (
-        getattr(specs(model_config(CONFIG | changes)).layers[0].mixture, weight).kernel
+        getattr(specs(model_config(CONFIG | changes)).layers[0].mixture, weight)
         for changes in (PACKED, {})
     )
     blocks, scales = packed(rows, inputs)
-    assert [part.shape for part in small.parts] == [blocks.shape, scales.shape]
-    assert [part.name.rsplit("_", 1)[1] for part in small.parts] == ["blocks", "scales"]
+    parts = small.weights.weight.parts + small.weights.scale.parts
+    assert [part.shape for part in parts] == [blocks.shape, scales.shape]
+    assert [part.name.rsplit("_", 1)[1] for part in parts] == ["blocks", "scales"]
     whole = written_out(blocks, scales).swapaxes(1, 2)
-    assert [part.shape for part in plain.parts] == [whole.shape]
-    arrays = small.assemble([jnp.asarray(blocks), jnp.asarray(scales)], F32)
-    assert arrays.shape == small.shape == plain.shape
-    assert small.axes == plain.axes
-    np.testing.assert_array_equal(arrays, plain.assemble([jnp.asarray(whole)], F32))
+    arrays = GroupCoded(
+        small.weights.weight.assemble([jnp.asarray(blocks)], U8),
+        small.weights.scale.assemble([jnp.asarray(scales)], U8),
+        codes=small.weights.codes,
+    )
+    assert arrays.weight.shape == small.weights.weight.shape
+    assert arrays.scale.shape == small.weights.scale.shape
+    found = jax.vmap(lambda each: each.expanded(F32))(arrays)
+    np.testing.assert_array_equal(found, plain.kernel.assemble([jnp.asarray(whole)], F32))
 
 
 def test_every_scale_is_a_power_of_two():
-    scales = np.arange(255, dtype=np.uint8)[:, None]  # the last one means no number
-    blocks = np.full((255, 1, 16), 0x22, np.uint8)  # ones
-    expected = np.ldexp(np.float32(1), scales.astype(np.int32) - 127) * np.ones(32, np.float32)
-    normal = scales[:, 0] > 0  # what a CPU may flush to zero is beside the point
-    found = expanded(jnp.asarray(blocks), jnp.asarray(scales))
-    np.testing.assert_array_equal(found[normal], expected[normal])
+    scales = jnp.arange(1, 255, dtype=jnp.uint8)  # the last one means no number
+    ones = GroupCoded(jnp.full((16, 254), 0x22, jnp.uint8), scales[None], codes=E2M1)
+    expected = np.ldexp(np.float32(1), np.arange(1, 255) - 127)
+    np.testing.assert_array_equal(ones.expanded(F32), np.tile(expected, (32, 1)))
+
+
+def test_random_experts_are_about_as_large_as_other_weights():
+    mixture = specs(model_config(CONFIG | PACKED)).layers[0].mixture
+    weights = jax.tree.map(lambda spec: spec.random(jax.random.key(0), U8), mixture.gate_up.weights)
+    kernels = jax.vmap(lambda each: each.expanded(F32))(weights)
+    assert 0.01 < float(jnp.std(kernels)) < 0.04
 
 
 @pytest.mark.parametrize(

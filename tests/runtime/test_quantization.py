@@ -72,16 +72,16 @@ def test_the_default_leaves_heads_and_routers(folder: Path) -> None:
     quantization = find_model(configured(folder, quantization="fp8")).config.quantization
     assert quantization is not None
     for module in ("lm_head", "transformer.output_layer", "model.layers.0.mlp.gate"):
-        assert quantization.scheme_for([module]) is None
-    assert quantization.scheme_for(["model.layers.0.mlp.gate_proj"]) is not None
+        assert quantization.scheme(module) is None
+    assert quantization.scheme("model.layers.0.mlp.gate_proj") is not None
 
 
 def test_other_patterns_take_the_place_of_the_default(folder: Path) -> None:
     config = configured(folder, quantization="fp8", quantization_exclude=("*.layers.0.*",))
     quantization = find_model(config).config.quantization
     assert quantization is not None
-    assert quantization.scheme_for(["lm_head"]) is not None
-    assert quantization.scheme_for(["model.layers.0.mlp.up_proj"]) is None
+    assert quantization.scheme("lm_head") is not None
+    assert quantization.scheme("model.layers.0.mlp.up_proj") is None
 
 
 def test_a_gpu_tells_what_it_expands() -> None:
@@ -105,3 +105,16 @@ def test_a_gpu_tells_what_it_expands() -> None:
     assert "8 bits" in expanded_weights(eight, aot.H200.device)[0]
     integers = ChannelScaled(one.astype(jnp.int8), jnp.ones(64))
     assert expanded_weights(integers, aot.A100.device) == []
+
+
+def test_a_pattern_that_names_nothing_is_told(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    patterns = ("lm_head", "*.w2", "*.down_proj")
+    find_model(configured(folder, quantization="int8", quantization_exclude=patterns))
+    [said] = [record.getMessage() for record in caplog.records]
+    assert "'*.w2' names no weight" in said
+    assert "model.layers.0.self_attn.q_proj" in said
+    caplog.clear()
+    find_model(configured(folder, quantization="int8"))
+    assert not caplog.records

@@ -7,6 +7,7 @@ checkpoint, by what their names end in, and the weight that they mean.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -174,8 +175,21 @@ def one_layer(name: str) -> dict[str, Any]:
     return golden | {"config": golden["config"] | {"num_hidden_layers": 1}, "tensors": tensors}
 
 
+def resized(name: str, sizes: dict[int, int]) -> dict[str, Any]:
+    """A golden's model whose sizes divide into groups."""
+    golden = load_golden(name)
+    tensors = {
+        each: [sizes.get(size, size) for size in shape] for each, shape in golden["tensors"].items()
+    }
+    config = {
+        key: sizes.get(value, value) if key.endswith(("_size", "head_dim")) else value
+        for key, value in golden["config"].items()
+    }
+    return golden | {"config": config, "tensors": tensors}
+
+
 def is_projection(name: str) -> bool:
-    return name.endswith("_proj.weight")
+    return re.search(r"(_proj|_proj_with_mqa|experts\.\d+\.w\d)\.weight$", name) is not None
 
 
 def write_pair(

@@ -98,9 +98,9 @@ def test_bytes_are_counted_before_anything_is_loaded(source):
     assert sum(counted) == found
 
 
-def test_experts_stay_and_are_counted(tmp_path):
+def test_experts_that_are_excluded_stay_and_are_counted(tmp_path):
     source = resolve_model(write_checkpoint(tmp_path, load_golden("mixtral")))
-    quantized = source.quantized("fp8", ["lm_head", "*.gate"])
+    quantized = source.quantized("fp8", ["lm_head", "*.gate", "*.experts.*"])
     layer = quantized.specs.layers[0]
     assert isinstance(layer.qkv, ChannelScaled)
     assert isinstance(layer.mixture.router, Dense)

@@ -315,7 +315,11 @@ def test_a_bias_that_the_model_has_no_place_for_is_refused_unless_zero(tmp_path)
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"quant_method": "bitsandbytes"}, ["'bitsandbytes'", "gptq, awq, fp8"]),
+        ({"quant_method": "quanto"}, ["'quanto'", "gptq, awq, fp8"]),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+            ["fp4", "nf4"],
+        ),
         ("fp8", ["'fp8'", "supported"]),
         ({"bits": 4}, ["None", "supported"]),
         (gptq_settings(bits=3), ["bits 3", "4, 8"]),
@@ -348,15 +352,16 @@ def test_what_is_not_supported_is_refused_by_name(settings, words):
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "deepseek_v2"])
-def test_quantised_experts_and_latents_are_refused(family, tmp_path):
-    folder, _ = write_pair(tmp_path, load_golden(family), FP8, lambda _: None)
-    with pytest.raises(ConfigError, match=r"full precision alone"):
-        _ = resolve_model(folder).specs
-
-
-def test_projections_multiplied_as_one_must_be_stored_alike(tmp_path):
-    settings = FP8 | {"ignored_layers": ["model.layers.0.self_attn.k_proj"]}
-    folder, _ = write_pair(tmp_path, one_layer("llama_wide"), settings, lambda _: None)
-    with pytest.raises(ConfigError, match=r"q_proj.*k_proj.*stored differently"):
-        _ = resolve_model(folder).specs
+def test_projections_multiplied_as_one_may_be_stored_in_several_ways(tmp_path):
+    packer = packers.tiles("weight_scale_inv")
+    settings = FP8 | {
+        "weight_block_size": [128, 128],
+        "ignored_layers": ["model.layers.0.self_attn.k_proj"],
+    }
+    quantized, plain = write_pair(
+        tmp_path, one_layer("llama_wide"), settings, lambda n: None if "k_proj" in n else packer
+    )
+    answers, expected = (Runner(*loaded(each)).step({0: TOKENS}) for each in (quantized, plain))
+    np.testing.assert_allclose(answers, expected, atol=2e-4)
+    kinds = [type(each) for each in loaded(quantized)[1].layers[0].qkv.weights]
+    assert kinds == [TileScaled, Dense, TileScaled]

@@ -9,8 +9,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from paged.models.quantized import ChannelScaled, GroupScaled, TileScaled
+from paged.matmul import Groups
+from paged.models.activations import ClampedSwiglu
+from paged.models.quantized import E2M1, ChannelScaled, GroupCoded, GroupScaled, TileScaled
 from paged.models.quantized.channels import FLOAT8, INT8
+from paged.models.scaled_experts import ScaledExperts
 from paged.models.weights import for_device
 from tests.paged import aot
 
@@ -73,3 +76,27 @@ def compiled(x: Any, weight: Any, kernel: str) -> Any:
     report = program.memory_analysis()
     assert report is not None
     return report
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+@pytest.mark.parametrize("rows", [8, 256])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
+def test_experts_in_mxfp4_are_not_expanded_for_a_few_rows(rows, dtype):
+    experts, inputs, size = 32, 2880, 2880
+    weights = GroupCoded(
+        array((experts, inputs // 2, 2, size), jnp.uint8),
+        array((experts, inputs // 32, 2, size), jnp.uint8),
+        codes=E2M1,
+    )
+    faster: Any = for_device(ScaledExperts(weights), aot.H200.device)
+    x, sizes = array((rows, inputs), dtype), array((experts,), jnp.int32)
+    program = aot.compile_for_h200(
+        lambda x, sizes, each: each.gated(x, Groups.of(sizes, rows), ClampedSwiglu(1.7, 7.0)),
+        *(x, sizes, faster),
+    )
+    text = program.as_text()
+    assert text is not None
+    assert "grouped_codes_matmul" in text
+    report = program.memory_analysis()
+    assert report is not None
+    assert report.temp_size_in_bytes < 2**26 < experts * inputs * size // 2
