@@ -26,6 +26,7 @@ from paged.models.quantized.shifted import HopperGroupShifted
 from paged.models.weights import Dense, embedding, for_device, linear, param_bytes
 from tests.models.gguf_writer import Kind, write_gguf
 from tests.models.harness import Runner, load_golden, write_checkpoint
+from tests.models.quantized.test_quantized_types import on_hopper
 from tests.paged import aot
 
 F32, BF16 = jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)
@@ -87,10 +88,10 @@ def test_random_weights_are_near_those_that_were_drawn(kind):
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K", "Q6_K"])
-def test_a_hopper_gpu_multiplies_as_others_do(kind):
+def test_a_hopper_gpu_multiplies_as_others_do(kind, monkeypatch):
     data = records(kind, 128, 256)
     weight = assembled(GgmlTensors(kind).describe(linear("a", 256, 128)), data)
-    faster: Any = for_device(weight, aot.H200.device)
+    faster = on_hopper(weight, monkeypatch)
     assert type(faster) is (GroupShifted if kind == "Q6_K" else HopperGroupShifted)
     shapes = for_device(jax.eval_shape(lambda: weight), aot.H200.device)
     assert jax.eval_shape(lambda: faster) == shapes
