@@ -88,12 +88,10 @@ class HostPages:
             self._idle[stack] = None
 
     def forget(self, page_hash: bytes) -> None:
-        """Free the page that holds the content of that hash, if one does that is not on hold."""
-        page = self._page_of.get(page_hash)
-        if page is not None and page in self._idle:
-            del self._idle[page]
-            del self._page_of[self._hash_of.pop(page)]
-            self._free.append(page)
+        """Let the content of that hash not be found; its page is taken again with its stack."""
+        page = self._page_of.pop(page_hash, None)
+        if page is not None:
+            del self._hash_of[page]
 
     def clear(self) -> None:
         """Forget all content; no page may be on hold."""
@@ -113,7 +111,7 @@ class HostPages:
         assert not free & idle, "a stack is in two states"
         held = {page for stack in idle for page in self._pages_of(stack)}
         filling = set(range(self._next, self._end))
-        assert self._hash_of.keys() == held - filling, "a host page is idle without content"
+        assert self._hash_of.keys() <= held - filling, "a host page that is free has content"
         assert {page: page_hash for page_hash, page in self._page_of.items()} == self._hash_of
 
     @property
@@ -139,7 +137,7 @@ class HostPages:
             stack = self._free.pop()
         elif self._idle:
             stack, _ = self._idle.popitem(last=False)
-            for page in self._pages_of(stack):
+            for page in self._hash_of.keys() & self._pages_of(stack):
                 del self._page_of[self._hash_of.pop(page)]
         else:
             return False

@@ -103,6 +103,19 @@ def test_a_stack_on_hold_is_filled_on_but_not_anew() -> None:
     host.check()
 
 
+def test_a_page_that_is_forgotten_leaves_the_others_of_its_stack() -> None:
+    host = HostPages(6, stack_size=2)
+    assert [host.take(name) for name in (b"a", b"b", b"c", b"d")] == [0, 1, 2, 3]
+    host.forget(b"b")
+    host.forget(b"unknown")
+    host.check()
+    assert [host.find(name) for name in (b"a", b"b", b"c", b"d")] == [0, None, 2, 3]
+    assert host.num_used == 3
+    assert [host.take(name) for name in (b"b", b"e", b"f", b"g")] == [4, 5, 0, 1]
+    assert host.find(b"a") is None
+    host.check()
+
+
 def test_a_load_is_not_overwritten_by_what_has_to_make_room_for_it() -> None:
     pool = pool_of(2, host_pages=2)
     cached(pool, b"a", b"b")
@@ -245,9 +258,16 @@ class HostMachine(RuleBasedStateMachine):
 
 
 class StackMachine(HostMachine):
-    """The same of host pages that lie together, the last of them alone."""
+    """The same of host pages that lie together, the last of them alone, some with gaps."""
 
     STACK = 3
+
+    @precondition(lambda self: any(self.tables))
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        page = data.draw(st.sampled_from(sorted({page for each in self.tables for page in each})))
+        self.pool.forget([page])
+        assert self.pool.find(self.pages[page], on_host=True) != page
 
 
 TestHostMachine = HostMachine.TestCase
