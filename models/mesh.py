@@ -60,3 +60,14 @@ def highest(scores: jax.Array, size: int) -> jax.Array:
     best_of = jax.lax.bitcast_convert_type(bits, jnp.float32)
     device = jnp.argmax(best_of, axis=0)
     return jnp.take_along_axis(indices, device[None], axis=0)[0]
+
+
+def chosen(scores: jax.Array, index: jax.Array, size: int) -> jax.Array:
+    """The score [R] at `index` [R] of each row; `scores` and `size` as for `highest`."""
+    share = scores.shape[-1]
+    if share == size:
+        return jnp.take_along_axis(scores, index[:, None], axis=-1)[:, 0]
+    local = index - first_of(share)
+    is_here = (local >= 0) & (local < share)
+    found = jnp.take_along_axis(scores, jnp.where(is_here, local, 0)[:, None], axis=-1)[:, 0]
+    return jax.lax.psum(jnp.where(is_here, found, 0), TENSOR)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
-from paged.models.mesh import highest, own_part
+from paged.models.mesh import chosen, highest, own_part
 from paged.runtime.config import MAX_LOGPROBS
 from paged.truncation import truncation_thresholds
 
@@ -199,13 +199,18 @@ def choose_tokens(
     return highest(scores, vocab_size)
 
 
-def checked_tokens(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+def checked_tokens(
+    logits: jax.Array, tokens: jax.Array, vocab_size: int | None = None
+) -> jax.Array:
     """Tokens [R] chosen by logits [R, V], `NO_TOKEN` where NaN or infinity has chosen.
 
     Where a row holds NaN, so does its chosen place: the maximum of numbers and NaN is NaN.
+
+    Args:
+        vocab_size: V, of which the logits may be this device's share alone; None for all.
     """
-    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
-    return jnp.where(jnp.isnan(chosen) | (chosen == jnp.inf), NO_TOKEN, tokens)
+    best = chosen(logits, tokens, vocab_size or logits.shape[1])
+    return jnp.where(jnp.isnan(best) | (best == jnp.inf), NO_TOKEN, tokens)
 
 
 def count_tokens(state: SamplerState, rows: SamplingRows, tokens: jax.Array) -> SamplerState:

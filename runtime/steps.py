@@ -227,7 +227,7 @@ def sample(
     if state is not None:
         state = count_tokens(state, rows, tokens)
     logprobs = token_logprobs(logits, tokens) if mode == SamplingMode.LOGPROBS else None
-    return slots, state, Sampled(checked_tokens(logits, tokens), logprobs)
+    return slots, state, Sampled(checked_tokens(logits, tokens, vocab_size), logprobs)
 
 
 def score(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from paged.models.loading import ModelSource
+from paged.models.mesh import TENSOR, highest
 from paged.runtime.core import EngineCore
 from paged.runtime.messages import NO_NUMBERS
 from paged.runtime.sampler import NO_TOKEN, checked_tokens
@@ -94,3 +95,14 @@ def test_what_is_no_number() -> None:
     logits = jnp.array(rows)
     tokens = checked_tokens(logits, jnp.argmax(logits, axis=-1))
     np.testing.assert_array_equal(tokens, [1, NO_TOKEN, NO_TOKEN, 0])
+
+
+def test_devices_that_share_a_vocabulary_see_the_same() -> None:
+    rows = jnp.array([[1.0, 2, 0, 0], [0, 0, 1, 3], [0, 0, 1, jnp.nan], [jnp.inf, 0, 0, 0]])
+    shares = jnp.moveaxis(rows.reshape(4, 2, 2), 1, 0)
+
+    def tokens_of(share: jax.Array) -> jax.Array:
+        return checked_tokens(share, highest(share, 4), 4)
+
+    tokens = jax.vmap(tokens_of, axis_name=TENSOR)(shares)
+    np.testing.assert_array_equal(tokens, [[1, 3, NO_TOKEN, NO_TOKEN]] * 2)

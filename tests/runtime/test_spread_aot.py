@@ -70,5 +70,6 @@ def test_a_step_adds_up_twice_a_layer_and_copies_nothing() -> None:
     greedy = partial(sample, shapes=shapes, num_rows=32, mode=SamplingMode.GREEDY)
     args = (params.without_layers, slots, None, out.last_hidden, out.sampling)
     text = compiled(place.job(greedy, args, (1,))).as_text() or ""
-    assert exchanges(text) == ["all-gather"]
+    assert exchanges(text) == ["all-gather", "all-reduce"]
     assert re.search(r"s32\[2,2,32\]\S* all-gather", text), "the highest of each device alone"
+    assert re.search(r"f32\[32\]\S* all-reduce", text), "and the score that was chosen"
