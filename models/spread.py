@@ -210,7 +210,9 @@ def _with_repeats(specs: Any, config: ModelConfig, num_devices: int) -> Any:
 
 
 def _obstacle(specs: Any, config: ModelConfig, num_devices: int) -> str | None:
-    """Why so many devices cannot share a model out; None if they can."""
+    """Why so many devices cannot share a model out; None if they can, as one always can."""
+    if num_devices == 1:
+        return None
     heads, kv_heads = config.num_heads, config.num_kv_heads
     if heads % num_devices:
         return f"it has {heads} attention heads"
@@ -252,7 +254,7 @@ def _uneven(node: Any, num_devices: int) -> str | None:
 
 def _torn(node: Any, num_devices: int) -> str | None:
     """A quantised weight of which no device can have some inputs, and what they need, alone."""
-    if num_devices == 1 or not isinstance(node, QUANTIZED) or _input_axis(node) is None:
+    if not isinstance(node, QUANTIZED) or _input_axis(node) is None:
         return None
     name = node.weight.parts[0].name  # type: ignore[attr-defined]
     if isinstance(node, TileScaled) and node.weight.shape[-1] % (num_devices * TILE):

@@ -102,6 +102,12 @@ def test_what_devices_cannot_share_is_told(
     assert [word for word in words if word not in said] == [], said
 
 
+@pytest.mark.parametrize("name", ["llama", *REFUSED])
+def test_one_device_is_never_refused(name: str) -> None:
+    config = sized(name)
+    check_devices(get_family(config.architecture).specs(config), config, 1)
+
+
 def test_each_device_sees_its_share_of_the_heads() -> None:
     config = sized("llama")
     assert config.share(1) == config
