@@ -11,7 +11,7 @@ from flax import struct
 
 from paged import matmul
 from paged.models.activations import gate
-from paged.models.weights import Portable
+from paged.models.weights import PINNED, Portable
 
 _CONTRACT_LAST = (((1,), (1,)), ((), ()))
 
@@ -74,8 +74,20 @@ def fits_bricks(array: Any, inputs: int, outputs: int, group: int, dtype: jnp.dt
     return alone and dtype.itemsize == 2 and matmul.supports_narrow(1, inputs, outputs, group)
 
 
-def made[W](function: Callable[[W], InBricks], weight: W) -> InBricks:
-    """What a jitted function makes of a weight; of its shapes, the shapes of that."""
-    if isinstance(jax.tree.leaves(weight)[0], jax.ShapeDtypeStruct):
-        return jax.eval_shape(function, weight)
-    return function(weight)
+def made[W, T](function: Callable[[W], T], weight: W) -> T:
+    """What a jitted function makes of a weight, where that lies; of its shapes, the shapes of that.
+
+    What it makes must have axes that go into shares as those of the weight's first array do.
+    """
+    first = jax.tree.leaves(weight)[0]
+    place = first.sharding
+    if isinstance(first, jax.ShapeDtypeStruct):
+        return jax.tree.map(
+            lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=place),
+            jax.eval_shape(function, weight),
+        )
+    if place.memory_kind != PINNED:
+        return function(weight)
+    on_device = jax.device_put(weight, place.with_memory_kind("device"))
+    # Before the next one comes, which there might be no room for beside this one.
+    return jax.block_until_ready(jax.device_put(function(on_device), place))

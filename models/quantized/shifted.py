@@ -7,7 +7,6 @@ themselves, in units that larger groups share.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from paged.models.activations import gate
+from paged.models.quantized.bricks import made
 from paged.models.quantized.groups import GroupScaled, unpack
 from paged.models.weights import Portable
 
@@ -90,7 +90,7 @@ class GroupShifted(Portable):
         """See `Portable`."""
         if self.bits != 4:
             return self
-        scaled, beyond = _made(_parted, self)
+        scaled, beyond = made(_parted, self)
         product = scaled.on_hopper(device_kind)
         return HopperGroupShifted(product, beyond, self.bias, self.group)
 
@@ -141,13 +141,6 @@ def _parted(weight: GroupShifted) -> tuple[GroupScaled, jax.Array | None]:
     scale, shift = weight.scales(), weight.shifts()
     beyond = None if shift is None else shift + 2 ** (weight.bits - 1) * scale
     return GroupScaled(weight.weight, scale.astype(jnp.float16), bits=weight.bits), beyond
-
-
-def _made[W, T](function: Callable[[W], T], weight: W) -> T:
-    """What a function makes of a weight, or of its shapes."""
-    if isinstance(jax.tree.leaves(weight)[0], jax.ShapeDtypeStruct):
-        return jax.eval_shape(function, weight)
-    return function(weight)
 
 
 @struct.dataclass

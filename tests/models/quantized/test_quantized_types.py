@@ -12,14 +12,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from paged import matmul
-from paged.models.quantized import ChannelScaled, GroupScaled, TileScaled
+from paged.models.quantized import ChannelScaled, GroupScaled, GroupShifted, TileScaled
 from paged.models.quantized.bricks import InBricks
 from paged.models.quantized.channels import HopperChannelScaled
 from paged.models.quantized.groups import pack, unpack
-from paged.models.weights import Dense, for_device
+from paged.models.weights import PINNED, Dense, for_device
 from tests.paged import aot
 
 T, K, H, E = 5, 96, 3, 8
@@ -185,6 +185,41 @@ def test_tiles_on_hopper_multiply_as_elsewhere(monkeypatch):
     assert type(faster) is InBricks
     x = jnp.asarray(drawn(3, 9, 256), jnp.bfloat16)
     near(faster(x, F32), weight(x, F32))
+
+
+def shifted(inputs: int, outputs: int) -> GroupShifted:
+    scale = jnp.ones((inputs // 64, outputs), jnp.float16)
+    return GroupShifted(jnp.zeros((inputs // 2, outputs), jnp.uint8), scale, scale, bits=4)
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        GroupScaled(jnp.zeros((128, 64), jnp.uint8), jnp.ones((2, 64), jnp.bfloat16), bits=4),
+        TileScaled(jnp.zeros((64, 256), jnp.float8_e4m3fn), jnp.ones((64, 2))),
+        shifted(256, 64),
+    ],
+    ids=lambda weight: type(weight).__name__,
+)
+def test_what_a_hopper_gpu_multiplies_stays_on_the_host(weight):
+    place = SingleDeviceSharding(jax.devices()[0], memory_kind=PINNED)
+    on_host = jax.device_put(weight, place)
+    shapes = jax.tree.map(
+        lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=each.sharding), on_host
+    )
+    faster, described = (for_device(each, aot.H200.device) for each in (on_host, shapes))
+    assert type(faster) is not type(weight)
+    assert type(faster) is type(described)
+    assert {each.sharding for each in jax.tree.leaves((faster, described))} == {place}
+
+
+def test_shapes_of_weights_that_devices_share_stay_shares():
+    place = NamedSharding(AbstractMesh((2,), ("tensor",)), PartitionSpec(None, "tensor"))
+    shapes = jax.tree.map(
+        lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=place), shifted(256, 128)
+    )
+    faster = for_device(shapes, aot.H200.device)
+    assert {each.sharding for each in jax.tree.leaves(faster)} == {place}
 
 
 @pytest.mark.parametrize("dtype", [np.int8, ml_dtypes.float8_e4m3fn])
