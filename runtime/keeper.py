@@ -136,6 +136,7 @@ class Keeper:
         )
         if self._ending.wait(delay):
             return False
+        self.thread.shutdown()  # until its process is gone, the device's memory is taken
         self._starts.append(time.monotonic())
         try:
             engine = self._again()

@@ -155,6 +155,22 @@ def test_starts_that_fail_count_and_come_later_each_time() -> None:
     keeper.shutdown()
 
 
+def test_another_is_started_when_the_one_before_is_gone() -> None:
+    gone = []
+    hangs = "import atexit; os._exit = print; atexit.register(time.sleep, 1)"
+    slow = fake_remote("dies_at=1", hangs)
+
+    def again() -> Engine:
+        gone.append(is_gone(slow.pid))
+        return Engine(FakeCore(), front())
+
+    keeper = Keeper(Engine(slow, front()), again, Keeping(60, 1))
+    keeper.thread.call(lambda engine: engine.add(front().prepare("a", "abc", PARAMS))).result()
+    wait_until(lambda: keeper.num_restarts == 1)
+    keeper.shutdown()
+    assert gone == [True]
+
+
 def test_a_shutdown_while_another_is_started() -> None:
     made: list[FakeCore] = []
 
