@@ -11,6 +11,7 @@ from paged import matmul
 from paged.attention import default_backend, left_to_others
 from paged.cache import Pages
 from paged.models.experts import slower_products
+from paged.models.mesh import shares
 from paged.models.quantized import expanded_weights
 from paged.runtime.errors import ConfigError
 from paged.runtime.steps import StepShapes
@@ -43,7 +44,7 @@ def slower_paths(
 ) -> list[str]:
     """What of the steps of a model in `dtype` a GPU could do faster, and why it does not.
 
-    `params` are the shapes of the weights that it has.
+    `params` are the shapes of the weights, and how they lie on the devices that share them.
     """
     if device.platform == "cpu":
         return []
@@ -52,7 +53,7 @@ def slower_paths(
     paths = _asked_for(shapes.backend, device) + left_to_others(shapes.backend, q, pages)
     if matmul.available(device) and dtype.itemsize != 2:
         paths.append(f"weights are multiplied by XLA: our kernel takes 16-bit floats, not {dtype}")
-    return paths + slower_products(params, device) + expanded_weights(params, device)
+    return paths + slower_products(shares(params), device) + expanded_weights(params, device)
 
 
 def _asked_for(backend: str, device: jax.Device) -> list[str]:

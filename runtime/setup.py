@@ -155,8 +155,8 @@ def _prepare(
         tell_quantization(source.config, source.specs, dtype)
         if device.platform == "cpu":
             check_host_memory(memory, available_memory())
-        own = shares(weight_shapes(source.config, dtype, shapes.placement))
-        if slower := slower_paths(shapes, dtype, device, own):
+        described = weight_shapes(source.config, dtype, shapes.placement)
+        if slower := slower_paths(shapes, dtype, device, described):
             logger.warning("Not the fastest way of %s: %s", device.device_kind, "; ".join(slower))
         with timed(f"Loaded {source.name}"), clock.phase("weights"):
             params = source.load(

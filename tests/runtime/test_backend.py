@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh
 
 from paged.cache import KV_DTYPES, CacheSpec
+from paged.models.mesh import TENSOR
+from paged.models.quantized import made_on_load
 from paged.models.registry import get_family, model_config
 from paged.models.weights import param_shapes
 from paged.runtime import setup
@@ -74,14 +78,17 @@ def paths(
     heads: int = 8,
     experts: dict[str, int] | None = None,
     latent_rank: int | None = None,
+    quantization: str | None = None,
+    devices: int = 1,
 ) -> str:
     """What a model would be told on a GPU, in one line; it has experts if they are given."""
+    size = 64 if quantization is None else 256
     model = model_config(
         {
             "architectures": ["LlamaForCausalLM" if experts is None else "Qwen3MoeForCausalLM"],
             **(experts or {}),
-            "hidden_size": 64,
-            "intermediate_size": 64,
+            "hidden_size": size,
+            "intermediate_size": size,
             "num_hidden_layers": 1,
             "num_attention_heads": heads,
             "num_key_value_heads": 1,
@@ -95,7 +102,10 @@ def paths(
     backend = choose_backend(wanted, gpu(capability))
     family = get_family(model.architecture)
     shapes = StepShapes(family, model, cache, Buckets.make(1, 1), 64, backend)
-    params = param_shapes(family.specs(model), jnp.dtype(dtype))
+    if quantization is not None:
+        model = replace(model, quantization=made_on_load(quantization))
+    mesh = None if devices == 1 else AbstractMesh((devices,), (TENSOR,))
+    params = param_shapes(family.specs(model), jnp.dtype(dtype), mesh)
     return "; ".join(slower_paths(shapes, jnp.dtype(dtype), gpu(capability), params))
 
 
@@ -118,6 +128,13 @@ def test_experts_are_multiplied_one_by_one_on_hopper() -> None:
     assert "every expert: our kernel needs a Hopper GPU" in paths("8.0", experts=EXPERTS)
     odd = paths("9.0", experts={**EXPERTS, "moe_intermediate_size": 96})
     assert "multiples of 64, not bfloat16 [64, 2, 96], bfloat16 [96, 64]" in odd
+
+
+def test_weights_of_4_bits_that_devices_share_are_expanded() -> None:
+    narrow: dict[str, Any] = {"heads": 2, "head_dim": 128, "quantization": "int4"}
+    assert paths("9.0", **narrow) == ""
+    said = paths("9.0", **narrow, devices=2)
+    assert "groups are expanded at each product: our kernel takes weights of one device" in said
 
 
 @pytest.mark.parametrize(
