@@ -227,10 +227,11 @@ class DiskPages:
             unfinished.unlink(missing_ok=True)
 
     def _forget_oldest(self) -> None:
-        while len(self._known) > self.max_pages:
-            with self._lock:
-                oldest, _ = self._known.popitem(last=False)
-            self._path(oldest).unlink(missing_ok=True)
+        oldest = []
+        with self._lock:
+            while len(self._known) > self.max_pages:
+                oldest.append(self._known.popitem(last=False)[0])
+        self._remove(oldest)
 
     def _read_all(self, page_hashes: Sequence[bytes]) -> list[FoundPage]:
         started = time.perf_counter()

@@ -104,6 +104,23 @@ def test_what_is_cleared_is_gone_with_what_waits_to_be_written(
     assert [path.stem for path in tmp_path.iterdir()] == [name_of(4).hex()]
 
 
+def test_a_clear_while_the_writer_makes_room(pages: DiskPages) -> None:
+    write(pages, 1, 2, 3)
+    settle(pages)
+    pages.max_pages = 2
+
+    class ClearedFirst:
+        def __enter__(self) -> None:
+            pages._known.clear()
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    pages._lock = ClearedFirst()  # type: ignore[assignment]
+    pages._forget_oldest()
+    assert len(pages) == 0
+
+
 def test_what_is_no_page_of_this_model_is_ignored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
