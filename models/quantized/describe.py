@@ -15,7 +15,7 @@ from paged.models.quantized.ggml import GgmlTensors
 from paged.models.quantized.groups import GroupScaled
 from paged.models.quantized.joined import Joined, split
 from paged.models.quantized.rules import Quantization, modules_of
-from paged.models.quantized.shifted import GroupShifted
+from paged.models.quantized.shifted import GroupShifted, ShiftedEmbedding
 from paged.models.weights import Dense, Embedding, ParamSpec, Portable, for_device, param_bytes
 
 _FLOAT8_CAPABILITY = 8.9
@@ -103,10 +103,6 @@ def weight_bytes(specs: Any, dtype: jnp.dtype) -> WeightBytes:
     return WeightBytes(first, second, param_bytes(specs, dtype) - first - second)
 
 
-def _is_quantized(node: Any) -> bool:
-    return isinstance(node, QUANTIZED)
-
-
 def expanded_weights(params: Any, device: jax.Device) -> list[str]:
     """What a GPU does to quantised weights at each product that it could do without, and why.
 
@@ -115,8 +111,11 @@ def expanded_weights(params: Any, device: jax.Device) -> list[str]:
     shapes = jax.tree.map(
         lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=each.sharding), params
     )
-    leaves = jax.tree.leaves(for_device(shapes, device), is_leaf=_is_quantized)
-    nodes = [node for node in leaves if _is_quantized(node)]
+    whole = QUANTIZED | ShiftedEmbedding
+    leaves = jax.tree.leaves(
+        for_device(shapes, device), is_leaf=lambda node: isinstance(node, whole)
+    )
+    nodes = [node for node in leaves if isinstance(node, QUANTIZED)]
     said = []
     bits = {node.bits for node in nodes if isinstance(node, GroupScaled | GroupShifted)}
     wanted = (

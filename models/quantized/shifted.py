@@ -144,12 +144,14 @@ def _parted(weight: GroupShifted) -> tuple[GroupScaled, jax.Array | None]:
 
 
 @struct.dataclass
-class ShiftedEmbedding:
+class ShiftedEmbedding(Portable):
     """A quantised `paged.models.weights.Embedding`.
 
     Attributes:
         rows: D to V; its floats are in the dtype of what is looked up.
     """
+
+    in_few_bits = True
 
     rows: GroupShifted
 
@@ -166,6 +168,10 @@ class ShiftedEmbedding:
     def unembed(self, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
         """See `Embedding.unembed`."""
         return self.rows(x, dtype)
+
+    def on_hopper(self, device_kind: str) -> ShiftedEmbedding:
+        """See `Portable`: single tokens cannot be taken out of what a kernel multiplies."""
+        return self
 
 
 def _in_units(numbers: jax.Array, units: jax.Array | None) -> jax.Array:

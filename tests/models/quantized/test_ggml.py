@@ -19,6 +19,7 @@ from paged.models.quantized import (
     GroupShifted,
     Joined,
     ShiftedEmbedding,
+    expanded_weights,
     published_quantization,
     weight_bytes,
 )
@@ -98,6 +99,18 @@ def test_a_hopper_gpu_multiplies_as_others_do(kind, monkeypatch):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 256)), F32)
     expected = np.asarray(weight(x))
     np.testing.assert_allclose(faster(x), expected, atol=1e-3 * np.abs(expected).max())
+
+
+def test_a_hopper_gpu_looks_embeddings_up_as_others_do():
+    table = assembled(
+        GgmlTensors("Q4_K").describe_embedding(embedding("a.weight", 128, 256)),
+        records("Q4_K", 128, 256),
+    )
+    there = for_device(table, aot.H200.device)
+    assert there.dtype == table.dtype
+    tokens = jnp.array([3, 127])
+    np.testing.assert_array_equal(there.lookup(tokens), table.lookup(tokens))
+    assert expanded_weights({"embedding": table}, aot.H200.device) == []
 
 
 def written(tmp_path: Path, kind: str, name: str, **others: Any) -> ModelSource:
