@@ -27,6 +27,7 @@ from paged.runtime.memory import MemoryPlan
 from paged.runtime.messages import Distribution, EngineStats
 
 _STATIC = Path(__file__).parent / "static"
+_FILES = {path.name: path for path in _STATIC.iterdir()}
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 # Nothing of the page comes from anywhere else, and nowhere else may show it in a frame.
 _HEADERS = {
@@ -139,11 +140,10 @@ async def home(request: Request) -> Response:
 
 async def static(request: Request) -> Response:
     """A file of the page."""
-    path = _STATIC / request.path_params["name"]  # without a slash in it
-    kind = _KINDS.get(path.suffix)
-    if kind is None or not path.is_file():
+    path = _FILES.get(request.path_params["name"])
+    if path is None or path.suffix not in _KINDS:
         raise ApiError(404, "The status page has no such file", "NotFoundError")
-    return Response(path.read_bytes(), media_type=kind, headers=_HEADERS)
+    return Response(path.read_bytes(), media_type=_KINDS[path.suffix], headers=_HEADERS)
 
 
 async def status(request: Request) -> Response:

@@ -131,7 +131,13 @@ def test_nothing_of_the_page_is_elsewhere() -> None:
         assert {*re.findall(r'from "\./([^"]+)"', path.read_text())} <= modules
 
 
-@pytest.mark.parametrize("name", ["nothing.js", "..%2fstatus.py", "%2e%2e%2fapp.py", "status.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("nothing.js", "..%2fstatus.py", "%2e%2e%2fapp.py", "status.py", "index.html"),
+        *("%00.js", f"{'a' * 300}.js"),
+    ],
+)
 def test_no_other_file_is_given_away(client: TestClient, name: str) -> None:
     assert client.get(f"/static/{name}").status_code == 404
 
