@@ -109,6 +109,7 @@ def test_probes_are_told_how_the_start_gets_on(model: Path, tmp_path: Path, coun
             assert reply.status_code == 503
             assert int(reply.headers["retry-after"]) > 0
             assert "being loaded (loading_weights)" in reply.json()["error"]["message"]
+            assert reply.headers["x-request-id"]
         (tmp_path / "go").touch()
         assert server.process.stdout
         assert server.process.stdout.readline().startswith("Ready: ")
