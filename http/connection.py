@@ -62,9 +62,18 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._size += len(data)
         super().data_received(data)
+        self._stay_idle()
         if self._in_head and self._size > MAX_HEAD_SIZE:
             message = f"A request's headers may have {MAX_HEAD_SIZE} bytes, got {self._size}"
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message)
+
+    def _stay_idle(self) -> None:
+        """Go on counting how long, which uvicorn does not if what came begins no request."""
+        is_answered = self.cycle is not None and self.cycle.response_complete
+        if is_answered and self._in_head and self._timer is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from paged.http import connection
 from paged.http.api import body
 from tests.http.api.test_disconnect import wait_for
-from tests.http.fakes import FakeEngine
+from tests.http.fakes import FakeEngine, serving
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 BODY = b'{"prompt": "a"}'
@@ -207,6 +207,24 @@ def test_slow_clients_are_cut_off(url: str, begin: bytes, rest: bytes, status: i
         received = everything(client)
     assert took < 5
     assert statuses(received)[-1:] == ([] if status is None else [status])
+
+
+@pytest.mark.parametrize(
+    ("begin", "rest"),
+    [
+        (WHOLE, b"\r\n"),  # which may stand before a request, and begins none
+        (POST + b"Content-Length: 9\r\nContent-Encoding: gzip\r\n\r\n", b"123456789"),
+    ],
+)
+def test_idle_connections_are_closed(app: Starlette, begin: bytes, rest: bytes) -> None:
+    """Whatever came between the last answer and the silence."""
+    with serving(app, timeout_keep_alive=1) as url, connect(url) as client:
+        client.sendall(begin)
+        received = client.recv(2**16)
+        client.sendall(rest)
+        start = time.monotonic()
+        assert statuses(received + everything(client)) in ([200], [415])
+    assert time.monotonic() - start < 5
 
 
 def test_too_many_headers(url: str) -> None:
