@@ -43,7 +43,9 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **how: Any) -> None:
         super().__init__(*args, **how)
         self._in_head = True  # and not in a body
-        self._size = 0  # bytes since it began, but for those of the piece in which it did
+        # Bytes of the head, or since the last of the body: without those of the piece in which
+        # it began, or in which that was.
+        self._size = 0
         self._timer: TimerHandle | None = None
         self._blocked: TimerHandle | None = None  # while the client takes nothing
 
@@ -63,7 +65,7 @@ class Connection(HttpToolsProtocol):
         self._size += len(data)
         super().data_received(data)
         self._stay_idle()
-        if self._in_head and self._size > MAX_HEAD_SIZE:
+        if self._size > MAX_HEAD_SIZE:
             message = f"A request's headers may have {MAX_HEAD_SIZE} bytes, got {self._size}"
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message)
 
@@ -87,6 +89,10 @@ class Connection(HttpToolsProtocol):
             return
         self._in_head, self._size = False, 0
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._size = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._stop_waiting()

@@ -163,6 +163,28 @@ def test_headers_without_end(url: str, flood: bytes) -> None:
         assert statuses(everything(client)) in ([431], [])
 
 
+@pytest.mark.parametrize(
+    "flood", [b"X-A: b\r\n" * 8000, b"X: " + b"y" * 64_000 + b"\r\n", b"z" * 64_000]
+)
+def test_trailers_without_end(url: str, flood: bytes) -> None:
+    """Headers may come behind a body, too; nobody reads them, and nobody keeps them."""
+    with connect(url) as client:
+        client.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n \r\n0\r\n")
+        sent, most = 0, 2**24
+        with contextlib.suppress(OSError):
+            while sent < most:
+                client.sendall(flood)
+                sent += len(flood)
+        assert sent < most
+
+
+def test_trailers(url: str) -> None:
+    end = b"0\r\nX-Sum: 1\r\n\r\n"
+    chunks = b"%x\r\n%b\r\n" % (len(BODY), BODY)
+    received = answers(url, POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + end)
+    assert statuses(received) == [200]
+
+
 def test_long_headers_are_told_so(url: str) -> None:
     received = answers(url, GET + b"X: " + b"y" * (2 * connection.MAX_HEAD_SIZE))
     assert statuses(received) == [431]
