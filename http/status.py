@@ -66,7 +66,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
 
     Attributes:
         generates: whether it makes text.
-        failed: whether its engine has died.
+        trouble: what keeps its engine from serving, None if nothing: what follows "The engine".
         stats: of the engine.
         num_devices: that share the model.
         memory: bytes by purpose, of each device.
@@ -79,7 +79,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
 
     name: str
     generates: bool
-    failed: bool
+    trouble: str | None
     max_model_len: int
     stats: dict[str, float]
     num_devices: int
@@ -196,7 +196,7 @@ async def _status_of(
     return ModelStatus(
         name=service.model_name,
         generates=isinstance(service, Service),
-        failed=engine.errored,
+        trouble=engine.trouble,
         max_model_len=engine.max_model_len,
         stats=numbers(stats),
         num_devices=engine.about.memory.num_devices if engine.about else 1,

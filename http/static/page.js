@@ -81,7 +81,8 @@ function show() {
   offer(names);
   const model = latest.models.find((each) => each.name === chosen);
   document.title = `${model.stats.num_running} running · Paged`;
-  tell(model.failed ? "the engine has stopped" : "serving", model.failed ? "bad" : "good");
+  if (model.trouble) tell(`the engine ${model.trouble}`, "bad");
+  else tell("serving", "good");
   for (const part of document.querySelectorAll(".of-text")) part.hidden = !model.generates;
   showFigures(model);
   if (model.generates) showText(model);

@@ -92,7 +92,7 @@ def test_it_follows_what_happens(page: Page, url: str, engine: FakeEngine) -> No
     engine.running = {"cmpl-1"}
     page.until("document.querySelector('#running').innerText === '1'")
     engine.errored = True
-    page.until("document.querySelector('#state').innerText === 'the engine has stopped'")
+    page.until("document.querySelector('#state').innerText.startsWith('the engine has stopped')")
 
 
 def test_talking_to_the_model(page: Page, url: str, engine: FakeEngine) -> None:

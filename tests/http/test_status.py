@@ -27,7 +27,7 @@ def test_what_the_page_shows(client: TestClient, engine: FakeEngine) -> None:
     engine.running = {"cmpl-1-0"}
     found = client.get("/status.json").json()
     [model] = found["models"]
-    assert (model["name"], model["generates"], model["failed"]) == ("tiny", True, False)
+    assert (model["name"], model["generates"], model["trouble"]) == ("tiny", True, None)
     assert model["stats"]["num_pages"] == 100
     assert model["memory"] == {
         "weights": 2**31,
@@ -87,6 +87,19 @@ def test_an_engine_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (model["pages"], model["sequences"]) == (None, None)
     [model] = client.get("/debug/state", headers=key("admin")).json()["models"]
     assert model["error"] == "the engine did not answer within 0.05 s"
+
+
+def test_an_engine_that_is_being_restarted() -> None:
+    """It has not died for good, and does not serve either."""
+
+    class Restarting(FakeEngine):
+        @property
+        def trouble(self) -> str | None:
+            return "has stopped and is being restarted"
+
+    client = TestClient(create_app(Restarting(), ["tiny"]))
+    [model] = client.get("/status.json").json()["models"]
+    assert model["trouble"] == "has stopped and is being restarted"
 
 
 def test_a_model_for_vectors() -> None:
