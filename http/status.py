@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import html
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ _HEADERS = {
 }
 _MOST_CELLS = 1536
 _MOST_SEQUENCES = 100
+# Of ids the kind and some digits: with a whole one who asks could read another's kept response.
+_BEGINNING = re.compile(r"(?:[a-z]+[-_])?.{0,8}")
 _PATIENCE = 2.0
 # Seconds for which all who watch are shown the same.
 _FRESH = 0.4
@@ -73,7 +76,8 @@ class ModelStatus(msgspec.Struct, frozen=True):
         startup: seconds by phase.
         steps: by bucket.
         host_ms: of the host in a step, on average.
-        pages, sequences: a close look, None while the engine does not answer; the first so many.
+        pages, sequences: a close look, None while the engine does not answer; the first so many,
+            with the beginnings of their ids.
         history: the last minutes.
     """
 
@@ -208,9 +212,14 @@ async def _status_of(
         ],
         host_ms=1000 * _mean(stats.steps.host_seconds),
         pages=picture(state.pages) if state else None,
-        sequences=state.sequences[:_MOST_SEQUENCES] if state else None,
+        sequences=list(map(_shown, state.sequences[:_MOST_SEQUENCES])) if state else None,
         history=history(seconds, time.time()),
     )
+
+
+def _shown(sequence: SequenceState) -> SequenceState:
+    found = _BEGINNING.match(sequence.request_id)
+    return msgspec.structs.replace(sequence, request_id=found[0] if found else "")
 
 
 async def _debug_of(service: AnyService) -> dict[str, Any]:

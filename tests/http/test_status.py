@@ -46,6 +46,14 @@ def test_what_the_page_shows(client: TestClient, engine: FakeEngine) -> None:
     assert (sequence["request_id"], sequence["status"]) == ("cmpl-1-0", "running")
 
 
+def test_ids_are_not_whole(client: TestClient, engine: FakeEngine) -> None:
+    """With the id of a kept response anyone who has a key can read it."""
+    engine.running = {f"resp_{'0123456789abcdef' * 2}-mine-0"}
+    [model] = client.get("/status.json").json()["models"]
+    [sequence] = model["sequences"]
+    assert sequence["request_id"] == "resp_01234567"
+
+
 def test_what_clients_got_is_in_the_history(client: TestClient) -> None:
     client.post("/v1/completions", json={"prompt": "a", "stream": True})
     recent = client.app.state.models.services[0].metrics.recent  # type: ignore[attr-defined]
