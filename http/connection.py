@@ -43,7 +43,9 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **how: Any) -> None:
         super().__init__(*args, **how)
         self._in_head = True  # and not in a body
-        self._size = 0  # bytes since it began, but for those of the piece in which it did
+        # Bytes of the head, or since the last of the body: without those of the piece in which
+        # it began, or in which that was.
+        self._size = 0
         self._timer: TimerHandle | None = None
         self._blocked: TimerHandle | None = None  # while the client takes nothing
 
@@ -62,9 +64,18 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._size += len(data)
         super().data_received(data)
-        if self._in_head and self._size > MAX_HEAD_SIZE:
+        self._stay_idle()
+        if self._size > MAX_HEAD_SIZE:
             message = f"A request's headers may have {MAX_HEAD_SIZE} bytes, got {self._size}"
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message)
+
+    def _stay_idle(self) -> None:
+        """Go on counting how long, which uvicorn does not if what came begins no request."""
+        is_answered = self.cycle is not None and self.cycle.response_complete
+        if is_answered and self._in_head and self._timer is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -78,6 +89,10 @@ class Connection(HttpToolsProtocol):
             return
         self._in_head, self._size = False, 0
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._size = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._stop_waiting()

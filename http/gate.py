@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paged.http.api.errors import unavailable
 from paged.http.paths import PROBES, path_of
+from paged.http.request_ids import EchoRequestId
 from paged.models.reports import Report
 from paged.runtime.logs import current_model
 
@@ -103,7 +104,7 @@ class Gate:
             await self.app(scope, receive, send)
             return
         await _have_sent(Request(scope, receive))
-        await reply(scope, receive, send)
+        await EchoRequestId(reply)(scope, receive, send)
 
     def _not_yet(self, path: str) -> Response:
         told = self.progress.told()

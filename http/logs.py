@@ -36,7 +36,8 @@ def _is_no_poll(record: logging.LogRecord) -> bool:
     args = record.args
     if not isinstance(args, tuple) or len(args) != len(_ACCESS):
         return True
-    return not (str(args[2]).endswith(STATUS_PATH) and args[4] == HTTPStatus.OK)
+    path, _, _ = str(args[2]).partition("?")
+    return not (path.endswith(STATUS_PATH) and args[4] == HTTPStatus.OK)
 
 
 def _with_fields(record: logging.LogRecord) -> bool:

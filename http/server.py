@@ -139,7 +139,8 @@ class Server(uvicorn.Server):
     async def _arrive(self, opening: Opening, stack: AsyncExitStack) -> None:
         """Wait for the models, and let requests through."""
         try:
-            opened = await asyncio.wrap_future(opening.opened)
+            # Shielded: a server that stops meanwhile must not make the loading look ended.
+            opened = await asyncio.shield(asyncio.wrap_future(opening.opened))
         except Exception as error:
             self.failure, self.should_exit = error, True
             return

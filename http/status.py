@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import html
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from paged.runtime.memory import MemoryPlan
 from paged.runtime.messages import Distribution, EngineStats
 
 _STATIC = Path(__file__).parent / "static"
+_FILES = {path.name: path for path in _STATIC.iterdir()}
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 # Nothing of the page comes from anywhere else, and nowhere else may show it in a frame.
 _HEADERS = {
@@ -35,6 +37,8 @@ _HEADERS = {
 }
 _MOST_CELLS = 1536
 _MOST_SEQUENCES = 100
+# Of ids the kind and some digits: with a whole one who asks could read another's kept response.
+_BEGINNING = re.compile(r"(?:[a-z]+[-_])?.{0,8}")
 _PATIENCE = 2.0
 # Seconds for which all who watch are shown the same.
 _FRESH = 0.4
@@ -65,20 +69,21 @@ class ModelStatus(msgspec.Struct, frozen=True):
 
     Attributes:
         generates: whether it makes text.
-        failed: whether its engine has died.
+        trouble: what keeps its engine from serving, None if nothing: what follows "The engine".
         stats: of the engine.
         num_devices: that share the model.
         memory: bytes by purpose, of each device.
         startup: seconds by phase.
         steps: by bucket.
         host_ms: of the host in a step, on average.
-        pages, sequences: a close look, None while the engine does not answer; the first so many.
+        pages, sequences: a close look, None while the engine does not answer; the first so many,
+            with the beginnings of their ids.
         history: the last minutes.
     """
 
     name: str
     generates: bool
-    failed: bool
+    trouble: str | None
     max_model_len: int
     stats: dict[str, float]
     num_devices: int
@@ -139,11 +144,10 @@ async def home(request: Request) -> Response:
 
 async def static(request: Request) -> Response:
     """A file of the page."""
-    path = _STATIC / request.path_params["name"]  # without a slash in it
-    kind = _KINDS.get(path.suffix)
-    if kind is None or not path.is_file():
+    path = _FILES.get(request.path_params["name"])
+    if path is None or path.suffix not in _KINDS:
         raise ApiError(404, "The status page has no such file", "NotFoundError")
-    return Response(path.read_bytes(), media_type=kind, headers=_HEADERS)
+    return Response(path.read_bytes(), media_type=_KINDS[path.suffix], headers=_HEADERS)
 
 
 async def status(request: Request) -> Response:
@@ -196,7 +200,7 @@ async def _status_of(
     return ModelStatus(
         name=service.model_name,
         generates=isinstance(service, Service),
-        failed=engine.errored,
+        trouble=engine.trouble,
         max_model_len=engine.max_model_len,
         stats=numbers(stats),
         num_devices=engine.about.memory.num_devices if engine.about else 1,
@@ -208,9 +212,14 @@ async def _status_of(
         ],
         host_ms=1000 * _mean(stats.steps.host_seconds),
         pages=picture(state.pages) if state else None,
-        sequences=state.sequences[:_MOST_SEQUENCES] if state else None,
+        sequences=list(map(_shown, state.sequences[:_MOST_SEQUENCES])) if state else None,
         history=history(seconds, time.time()),
     )
+
+
+def _shown(sequence: SequenceState) -> SequenceState:
+    found = _BEGINNING.match(sequence.request_id)
+    return msgspec.structs.replace(sequence, request_id=found[0] if found else "")
 
 
 async def _debug_of(service: AnyService) -> dict[str, Any]:

@@ -107,6 +107,12 @@ def test_systemd(tmp_path: Path) -> None:
         assert [line for line in done.stderr.splitlines() if "paged.service" in line] == []
 
 
+def test_nginx_bounds_the_connections_of_an_address() -> None:
+    text = (DEPLOY / "nginx.conf").read_text()
+    [zone] = re.findall(r"limit_conn_zone \$binary_remote_addr zone=(\w+):", text)
+    assert re.findall(r"^ +limit_conn (\w+) \d+;$", text, re.MULTILINE) == [zone]
+
+
 @contextmanager
 def nginx(folder: Path, url: str) -> Iterator[str]:
     """nginx in front of a server, with the file of deploy/ and other ports and folders."""

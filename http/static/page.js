@@ -5,6 +5,7 @@ import { Plot } from "./plot.js";
 import { drawPages } from "./pages.js";
 
 const INTERVAL = 1000;
+const PATIENCE = 6000; // a server that is stopped would be shown as it was, for ever
 const ROWS = 11;
 const find = (id) => document.getElementById(id);
 
@@ -48,7 +49,8 @@ function tell(state, kind = "") {
 }
 
 async function ask() {
-  const reply = await fetch("status.json", { headers: headers(), cache: "no-store" });
+  const signal = AbortSignal.timeout(PATIENCE);
+  const reply = await fetch("status.json", { headers: headers(), cache: "no-store", signal });
   if (reply.status === 401) return openDoor();
   if (!reply.ok) throw new Error(`status ${reply.status}`);
   latest = await reply.json();
@@ -81,7 +83,8 @@ function show() {
   offer(names);
   const model = latest.models.find((each) => each.name === chosen);
   document.title = `${model.stats.num_running} running · Paged`;
-  tell(model.failed ? "the engine has stopped" : "serving", model.failed ? "bad" : "good");
+  if (model.trouble) tell(`the engine ${model.trouble}`, "bad");
+  else tell("serving", "good");
   for (const part of document.querySelectorAll(".of-text")) part.hidden = !model.generates;
   showFigures(model);
   if (model.generates) showText(model);

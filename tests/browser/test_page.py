@@ -1,11 +1,13 @@
 """The status page in a real browser: what it shows, with keys and below a path, wide and narrow."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
+from starlette.types import Receive, Scope, Send
 
 from paged.http.app import create_app, create_server, create_service
 from tests.browser.chromium import PROGRAM, Page, browser
@@ -92,7 +94,24 @@ def test_it_follows_what_happens(page: Page, url: str, engine: FakeEngine) -> No
     engine.running = {"cmpl-1"}
     page.until("document.querySelector('#running').innerText === '1'")
     engine.errored = True
-    page.until("document.querySelector('#state').innerText === 'the engine has stopped'")
+    page.until("document.querySelector('#state').innerText.startsWith('the engine has stopped')")
+
+
+def test_a_server_that_does_not_answer(page: Page, engine: FakeEngine) -> None:
+    is_hung = asyncio.Event()
+    app = create_app(engine, ["tiny"])
+
+    async def hangs(scope: Scope, receive: Receive, send: Send) -> None:
+        if is_hung.is_set() and scope["path"] == "/status.json":
+            await asyncio.sleep(10)
+        await app(scope, receive, send)
+
+    with serving(Starlette(routes=[Mount("/", hangs)])) as url:
+        page.open(f"{url}/")
+        page.until(OPEN)
+        is_hung.set()
+        page.until("document.querySelector('#state').innerText.startsWith('no answer')")
+        page.open("about:blank")
 
 
 def test_talking_to_the_model(page: Page, url: str, engine: FakeEngine) -> None:

@@ -313,9 +313,9 @@ def _extend(
 
 
 @contextlib.contextmanager
-def serving(app: Starlette) -> Iterator[str]:
+def serving(app: Starlette, **options: Any) -> Iterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
-    config = server_config(app, ServeOptions(shutdown_timeout=0))
+    config = server_config(app, ServeOptions(shutdown_timeout=0, **options))
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

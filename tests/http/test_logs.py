@@ -59,6 +59,13 @@ def test_a_status_page_that_asks_again_is_not_told(caplog: pytest.LogCaptureFixt
     assert caplog.messages == ['127.0.0.1:5 - "GET /status.json HTTP/1.1" 401']
 
 
+def test_a_query_hides_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    configure_logging("info")
+    for path in ("/v1/models?/status.json", "/status.json?a"):
+        ACCESS.info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:5", "GET", path, "1.1", 200)
+    assert caplog.messages == ['127.0.0.1:5 - "GET /v1/models?/status.json HTTP/1.1" 200']
+
+
 def test_lines_on_http_requests_have_parts(caplog: pytest.LogCaptureFixture) -> None:
     configure_logging("info", "json")
     ACCESS.info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:5", "GET", "/v1/models", "1.1", 200)

@@ -4,6 +4,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from starlette.routing import Route
 from starlette.testclient import TestClient
 
 import paged
@@ -107,6 +108,16 @@ def test_metrics_may_need_a_key(engine: FakeEngine) -> None:
     assert client.get("/metrics").status_code == 401
     assert client.get("/metrics", headers={"Authorization": "Bearer secret"}).status_code == 200
     assert client.get("/ready").status_code == 200
+
+
+def test_every_other_route_needs_a_key(engine: FakeEngine) -> None:
+    app = create_app(engine, ["tiny"], api_keys=["secret"], admin_keys=["admin"])
+    client = TestClient(app)
+    paths = [route.path for route in app.routes if isinstance(route, Route)]
+    opened = {path for path in paths if client.get(path).status_code != 401}
+    page = {"/", "/static/{name}"}
+    assert opened == {"/health", "/ping", "/ready", "/version", "/metrics"} | page
+    assert client.get("/nowhere").status_code == 401
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/ping", "/version", "/metrics"])

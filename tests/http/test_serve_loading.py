@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from paged.http import serve
+from paged.http.options import ServeOptions
+from paged.http.server import Opened
+from paged.runtime.errors import ConfigError
 from tests.http.servers import ROOT
 from tests.runtime.fakes import write_model
 from tests.runtime.remote import is_gone, wait_until
@@ -103,6 +109,7 @@ def test_probes_are_told_how_the_start_gets_on(model: Path, tmp_path: Path, coun
             assert reply.status_code == 503
             assert int(reply.headers["retry-after"]) > 0
             assert "being loaded (loading_weights)" in reply.json()["error"]["message"]
+            assert reply.headers["x-request-id"]
         (tmp_path / "go").touch()
         assert server.process.stdout
         assert server.process.stdout.readline().startswith("Ready: ")
@@ -121,6 +128,28 @@ def test_a_signal_ends_it(model: Path, tmp_path: Path, number: signal.Signals, c
         assert server.process.stderr
         assert "Traceback" not in server.process.stderr.read()
         wait_until(lambda: is_gone(server.engine))
+
+
+def test_a_signal_while_this_process_loads_waits_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither for the thread that loads nor for those that it has started."""
+    left: list[ServeOptions] = []
+    may_go_on = threading.Event()
+    monkeypatch.setattr(serve, "_leave_at_once", left.append)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def load(stack: ExitStack) -> Opened:
+            assert httpx2.get(f"http://127.0.0.1:{port}/health").status_code == 503
+            os.kill(os.getpid(), signal.SIGTERM)
+            may_go_on.wait(20)
+            raise ConfigError("nobody waits for this any more")
+
+        options = ServeOptions()
+        serve.serve(load, listener, options)
+        may_go_on.set()
+    assert left == [options]
 
 
 def test_a_signal_leaves_no_socket_behind(model: Path, tmp_path: Path) -> None:

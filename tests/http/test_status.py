@@ -27,7 +27,7 @@ def test_what_the_page_shows(client: TestClient, engine: FakeEngine) -> None:
     engine.running = {"cmpl-1-0"}
     found = client.get("/status.json").json()
     [model] = found["models"]
-    assert (model["name"], model["generates"], model["failed"]) == ("tiny", True, False)
+    assert (model["name"], model["generates"], model["trouble"]) == ("tiny", True, None)
     assert model["stats"]["num_pages"] == 100
     assert model["memory"] == {
         "weights": 2**31,
@@ -44,6 +44,14 @@ def test_what_the_page_shows(client: TestClient, engine: FakeEngine) -> None:
     assert model["pages"]["cells"][9:16] == [[1, 0, 0], *[[0, 1, 0]] * 5, [0, 0, 1]]
     [sequence] = model["sequences"]
     assert (sequence["request_id"], sequence["status"]) == ("cmpl-1-0", "running")
+
+
+def test_ids_are_not_whole(client: TestClient, engine: FakeEngine) -> None:
+    """With the id of a kept response anyone who has a key can read it."""
+    engine.running = {f"resp_{'0123456789abcdef' * 2}-mine-0"}
+    [model] = client.get("/status.json").json()["models"]
+    [sequence] = model["sequences"]
+    assert sequence["request_id"] == "resp_01234567"
 
 
 def test_what_clients_got_is_in_the_history(client: TestClient) -> None:
@@ -89,6 +97,19 @@ def test_an_engine_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert model["error"] == "the engine did not answer within 0.05 s"
 
 
+def test_an_engine_that_is_being_restarted() -> None:
+    """It has not died for good, and does not serve either."""
+
+    class Restarting(FakeEngine):
+        @property
+        def trouble(self) -> str | None:
+            return "has stopped and is being restarted"
+
+    client = TestClient(create_app(Restarting(), ["tiny"]))
+    [model] = client.get("/status.json").json()["models"]
+    assert model["trouble"] == "has stopped and is being restarted"
+
+
 def test_a_model_for_vectors() -> None:
     engine = pooling_engine()
     try:
@@ -131,7 +152,13 @@ def test_nothing_of_the_page_is_elsewhere() -> None:
         assert {*re.findall(r'from "\./([^"]+)"', path.read_text())} <= modules
 
 
-@pytest.mark.parametrize("name", ["nothing.js", "..%2fstatus.py", "%2e%2e%2fapp.py", "status.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("nothing.js", "..%2fstatus.py", "%2e%2e%2fapp.py", "status.py", "index.html"),
+        *("%00.js", f"{'a' * 300}.js"),
+    ],
+)
 def test_no_other_file_is_given_away(client: TestClient, name: str) -> None:
     assert client.get(f"/static/{name}").status_code == 404
 

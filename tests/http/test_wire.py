@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from paged.http import connection
 from paged.http.api import body
 from tests.http.api.test_disconnect import wait_for
-from tests.http.fakes import FakeEngine
+from tests.http.fakes import FakeEngine, serving
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 BODY = b'{"prompt": "a"}'
@@ -163,6 +163,28 @@ def test_headers_without_end(url: str, flood: bytes) -> None:
         assert statuses(everything(client)) in ([431], [])
 
 
+@pytest.mark.parametrize(
+    "flood", [b"X-A: b\r\n" * 8000, b"X: " + b"y" * 64_000 + b"\r\n", b"z" * 64_000]
+)
+def test_trailers_without_end(url: str, flood: bytes) -> None:
+    """Headers may come behind a body, too; nobody reads them, and nobody keeps them."""
+    with connect(url) as client:
+        client.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n \r\n0\r\n")
+        sent, most = 0, 2**24
+        with contextlib.suppress(OSError):
+            while sent < most:
+                client.sendall(flood)
+                sent += len(flood)
+        assert sent < most
+
+
+def test_trailers(url: str) -> None:
+    end = b"0\r\nX-Sum: 1\r\n\r\n"
+    chunks = b"%x\r\n%b\r\n" % (len(BODY), BODY)
+    received = answers(url, POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + end)
+    assert statuses(received) == [200]
+
+
 def test_long_headers_are_told_so(url: str) -> None:
     received = answers(url, GET + b"X: " + b"y" * (2 * connection.MAX_HEAD_SIZE))
     assert statuses(received) == [431]
@@ -207,6 +229,24 @@ def test_slow_clients_are_cut_off(url: str, begin: bytes, rest: bytes, status: i
         received = everything(client)
     assert took < 5
     assert statuses(received)[-1:] == ([] if status is None else [status])
+
+
+@pytest.mark.parametrize(
+    ("begin", "rest"),
+    [
+        (WHOLE, b"\r\n"),  # which may stand before a request, and begins none
+        (POST + b"Content-Length: 9\r\nContent-Encoding: gzip\r\n\r\n", b"123456789"),
+    ],
+)
+def test_idle_connections_are_closed(app: Starlette, begin: bytes, rest: bytes) -> None:
+    """Whatever came between the last answer and the silence."""
+    with serving(app, timeout_keep_alive=1) as url, connect(url) as client:
+        client.sendall(begin)
+        received = client.recv(2**16)
+        client.sendall(rest)
+        start = time.monotonic()
+        assert statuses(received + everything(client)) in ([200], [415])
+    assert time.monotonic() - start < 5
 
 
 def test_too_many_headers(url: str) -> None:
