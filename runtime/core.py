@@ -37,6 +37,7 @@ from paged.runtime.sampler import TokenLogprobs
 from paged.runtime.scheduler import Scheduler
 from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits
 from paged.runtime.setup import open_disk_tier, prepare
+from paged.runtime.step_costs import CostLearner, Work
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +89,8 @@ class EngineCore:
             partial(load_tokenizer, config, source), self.vocab_size, self._eos
         )
         self._preparing: list[Preparing] = []
+        self._learner = CostLearner() if scheduling.policy == "lanes" else None
+        self._busy_since = 0.0  # since when the device has run the oldest step in flight
         self._num_guided = 0
         self._num_sequences = self._num_steps = 0
         self._prompt_tokens = self._generation_tokens = 0
@@ -274,6 +277,8 @@ class EngineCore:
     def _launch(self, plan: StepPlan, news: list[SequenceOutput]) -> None:
         """Enqueue a step; what is read for its sake goes to the news."""
         now = time.time()
+        if not self._in_flight:
+            self._busy_since = time.monotonic()
         for sequence in plan.admitted:
             owner = self._owner[sequence]
             owner.live.first_scheduled = owner.live.first_scheduled or now
@@ -332,6 +337,10 @@ class EngineCore:
     def _read(self, step: InFlight) -> list[SequenceOutput]:
         result = step.read()
         now = time.monotonic()
+        if self._learner is not None:
+            self._learner.observe(Work.of(step.plan), now - self._busy_since)
+            self._scheduler.costs = self._learner.costs
+        self._busy_since = now
         if result.prompt_logprobs is not None:
             self._keep_prompt_scores(step.plan, result.prompt_logprobs)
         events = self._scheduler.update(step.plan, result.tokens.tolist())
