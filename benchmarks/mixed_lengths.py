@@ -6,8 +6,8 @@
 `--short` requests (300 tokens in, 128 out) and `--long` ones (30,000 in, 64 out) come at random
 moments of `--spreads` seconds: 0 for all at once, in random order. Told are the times to the first
 and the last token of the short ones, alone and among the others under each policy, and how many
-tokens of the long ones are done a second until the last of them. The engine starts once and each case gets
-a scheduler of its own, which keeps what those before it learnt of costs. With `--simulate` the
+tokens of the long ones are done a second until the last of them. The engine starts once. Each case
+gets a scheduler of its own, which keeps what those before it learnt of costs. With `--simulate` the
 scheduler is the real one, and a step's time comes from the table of `step_simulation.py`, with
 attention at 600 TFLOP/s on top.
 """

@@ -128,6 +128,17 @@ class EngineConfig:
     max_long_partial_prefills: int = option(
         DEFAULT_LANES.most_long, "Under lanes: long prompts that are computed at the same time."
     )
+    max_waiting: int | None = option(
+        None,
+        "Most sequences that wait for a slot, beyond which requests are refused with a 503; each "
+        "of n and each prompt counts. Default no limit.",
+    )
+    max_waiting_tokens: int | None = option(
+        None,
+        "Most prompt tokens that are yet to be computed, beyond which requests are refused with a "
+        "503. Default no limit.",
+        also=("--max-num-queued-tokens",),
+    )
     max_logprobs: int = option(
         MAX_LOGPROBS, f"Most log-probabilities a request may ask for, up to {MAX_LOGPROBS}."
     )
@@ -179,12 +190,8 @@ class EngineConfig:
                 raise ConfigError(f"--{name.replace('_', '-')} must be {allowed}, got {value}")
         if not -(2**63) <= self.seed < 2**63:
             raise ConfigError(f"--seed must be a 64-bit integer, got {self.seed}")
-        if self.long_prefill_token_threshold < 0:
-            raise ConfigError(
-                "--long-prefill-token-threshold must be at least 0, "
-                f"got {self.long_prefill_token_threshold}"
-            )
         self._check_lanes()
+        self._check_queue()
 
     def _check_choices(self) -> None:
         """What the command line refuses by itself is refused for `LLM(...)`, too."""
@@ -196,7 +203,18 @@ class EngineConfig:
                     f"--{name.replace('_', '-')} must be one of {allowed}, got {value!r}"
                 )
 
+    def _check_queue(self) -> None:
+        for name, least in (("max_waiting", 0), ("max_waiting_tokens", 1)):
+            if (value := getattr(self, name)) is not None and value < least:
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{flag} must be at least {least}, got {value}")
+
     def _check_lanes(self) -> None:
+        if self.long_prefill_token_threshold < 0:
+            raise ConfigError(
+                "--long-prefill-token-threshold must be at least 0, "
+                f"got {self.long_prefill_token_threshold}"
+            )
         if self.scheduling_policy == "lanes" and not self.enable_chunked_prefill:
             raise ConfigError(
                 "--scheduling-policy lanes needs chunked prefill: leave out "

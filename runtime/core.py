@@ -12,6 +12,7 @@ import logging
 import random
 import time
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, wait
 from functools import partial
 from typing import NamedTuple
@@ -28,9 +29,15 @@ from paged.runtime.config import EngineConfig
 from paged.runtime.disk_pages import Fetched
 from paged.runtime.engine import load_tokenizer
 from paged.runtime.errors import EngineDead, InvalidRequest
+from paged.runtime.gate import Deadlines, Gate, Queue
 from paged.runtime.guides import Grammars, Guide
-from paged.runtime.live_requests import LiveRequest, Owner, Preparing, ending, limits_of
-from paged.runtime.messages import Candidates, EngineRequest, EngineStats, SequenceOutput
+from paged.runtime.live_requests import LiveRequest, Owner, Preparing, ending, limits_of, refused
+from paged.runtime.messages import (
+    Candidates,
+    EngineRequest,
+    EngineStats,
+    SequenceOutput,
+)
 from paged.runtime.plan import Row, StepPlan, TokenEvent
 from paged.runtime.runner import InFlight, SlotRequest, StepResult
 from paged.runtime.sampler import TokenLogprobs
@@ -89,6 +96,10 @@ class EngineCore:
             partial(load_tokenizer, config, source), self.vocab_size, self._eos
         )
         self._preparing: list[Preparing] = []
+        self._gate = Gate(config.max_waiting, config.max_waiting_tokens)
+        self._refused: list[SequenceOutput] = []  # news for the next step
+        self._deadlines = Deadlines()
+        self._num_timeouts = 0
         self._learner = CostLearner() if scheduling.policy == "lanes" else None
         self._busy_since = 0.0  # since when the device has run the oldest step in flight
         self._num_guided = 0
@@ -102,13 +113,13 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._in_flight or self._preparing)
+        return self._scheduler.has_work or bool(self._in_flight or self._preparing or self._refused)
 
     def fileno(self) -> None:
         """No other process has news for `step`."""
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a validated request.
+        """Queue a validated request, or have the next step say that it is not taken.
 
         Raises:
             InvalidRequest: a live request has its id.
@@ -119,6 +130,9 @@ class EngineCore:
             raise InvalidRequest(
                 f"request_id {request.request_id!r} is in use by a running request", "request_id"
             )
+        if (refusal := self._gate.refusal(request, self._queue())) is not None:
+            self._refused += refused(request, refusal)
+            return
         compiled = self._grammars.compile(request.grammar) if request.grammar else None
         fetched = self._fetch(request)
         is_ready = compiled is None and fetched is None
@@ -131,6 +145,7 @@ class EngineCore:
             if is_ready:
                 self._scheduler.add(sequence)
         self._requests[request.request_id] = live
+        self._deadlines.add(request)
         if not is_ready:
             self._preparing.append(Preparing(live, compiled, fetched))
 
@@ -139,13 +154,8 @@ class EngineCore:
         live = self._requests.get(request_id)
         if live is None:
             return []
-        wanted = [
-            (i, sequence) for i, sequence in live.sequences.items() if index is None or i == index
-        ]
-        self._scheduler.abort([sequence.sequence_id for _, sequence in wanted])
-        for _, sequence in wanted:
-            self._forget(sequence)
-        return [ending(live, i, "abort") for i, _ in wanted]
+        wanted = [i for i in live.sequences if index is None or i == index]
+        return self._end(live, wanted, FinishReason.ABORT)
 
     def step(self) -> list[SequenceOutput]:
         """Enqueue the next step, then read the one before it.
@@ -154,8 +164,9 @@ class EngineCore:
         call raises EngineDead.
         """
         self._check_alive()
-        news: list[SequenceOutput] = []
+        news, self._refused = self._refused, []
         try:
+            news += self._end_late()
             if self._preparing:
                 news += self._queue_prepared()
             plan = self._scheduler.schedule()
@@ -168,7 +179,7 @@ class EngineCore:
             return [*news, *self._die(error)]
 
     def stats(self) -> EngineStats:
-        scheduler, pool, disk = self._scheduler, self._pool, self._disk
+        scheduler, pool, disk, queue = self._scheduler, self._pool, self._disk, self._queue()
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting + self._num_preparing,
@@ -194,6 +205,15 @@ class EngineCore:
             num_preemptions=scheduler.num_preemptions,
             num_steps=self._num_steps,
             compiles_after_warmup=num_compiles() - self._compiles_at_start,
+            room=self._gate.room(queue),
+            retry_after=self._gate.retry_after(queue),
+            wait_seconds=self._gate.wait(queue),
+            long_wait_seconds=self._gate.wait(queue, is_long=True),
+            waiting_tokens=sum(queue.backlog),
+            num_running_long=scheduler.num_running_long,
+            num_waiting_long=scheduler.num_waiting_long,
+            refused=dict(self._gate.refused),
+            num_timeouts=self._num_timeouts,
         )
 
     def reset_prefix_cache(self) -> bool:
@@ -220,6 +240,30 @@ class EngineCore:
         self._cause_of_death = self._cause_of_death or "the engine was closed"
         self._grammars.close()
         self._runner.close()
+
+    def _queue(self) -> Queue:
+        coming = [each.live.request for each in self._preparing]
+        return Queue.of(self._scheduler, coming)
+
+    def _end(
+        self, live: LiveRequest, indices: Iterable[int], reason: FinishReason
+    ) -> list[SequenceOutput]:
+        """End sequences of a live request for a reason found outside the scheduler."""
+        ended = [(index, live.sequences[index]) for index in indices]
+        self._scheduler.finish([sequence.sequence_id for _, sequence in ended], reason)
+        for _, sequence in ended:
+            self._forget(sequence)
+        return [ending(live, index, reason.value) for index, _ in ended]
+
+    def _end_late(self) -> list[SequenceOutput]:
+        """End the requests whose deadlines have passed: their pages are free at once."""
+        news, now = [], time.monotonic()
+        for request_id in self._deadlines.passed(now):
+            live = self._requests.get(request_id)
+            if live is not None and 0 < live.request.terms.deadline <= now:
+                news += self._end(live, list(live.sequences), FinishReason.TIMEOUT)
+                self._num_timeouts += 1
+        return news
 
     def _fetch(self, request: EngineRequest) -> Fetched | None:
         """Begin to read of its prompt what is on disk alone, unless all of it is to be scored."""
@@ -337,15 +381,21 @@ class EngineCore:
     def _read(self, step: InFlight) -> list[SequenceOutput]:
         result = step.read()
         now = time.monotonic()
-        if self._learner is not None:
-            self._learner.observe(Work.of(step.plan), now - self._busy_since)
-            self._scheduler.costs = self._learner.costs
+        self._take_time(step.plan, now - self._busy_since)
         self._busy_since = now
         if result.prompt_logprobs is not None:
             self._keep_prompt_scores(step.plan, result.prompt_logprobs)
         events = self._scheduler.update(step.plan, result.tokens.tolist())
         self._generation_tokens += len(events)
         return [self._news(event, result, now) for event in events]
+
+    def _take_time(self, plan: StepPlan, seconds: float) -> None:
+        """Learn from what a step took how fast the queue goes, and what steps cost."""
+        if any(self._scheduler.backlog):
+            self._gate.observe(plan, self._scheduler.backlog, seconds)
+        if self._learner is not None:
+            self._learner.observe(Work.of(plan), max(seconds, 1e-6))
+            self._scheduler.costs = self._learner.costs
 
     def _news(self, event: TokenEvent, result: StepResult, now: float) -> SequenceOutput:
         sequence, reason = event.sequence, event.finish_reason
@@ -435,6 +485,7 @@ class EngineCore:
         self._requests.clear()
         self._in_flight.clear()
         self._preparing.clear()
+        self._deadlines.clear()
         self._num_guided = 0
         return ended
 

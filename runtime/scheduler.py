@@ -97,6 +97,7 @@ class Scheduler:
         host_queries: the others of them, looked up in host memory.
         host_hits: those of these that were found there, worth loading.
         num_preemptions: times a sequence had to give its pages back.
+        backlog: prompt tokens yet to be computed, by lane: of short sequences, of long ones.
         costs: what steps cost, for the policy "lanes"; whoever runs them may learn better ones.
     """
 
@@ -115,6 +116,7 @@ class Scheduler:
         self.prefix_queries = self.prefix_hits = 0
         self.host_queries = self.host_hits = 0
         self.num_preemptions = 0
+        self.backlog = [0, 0]
         self.costs = StepCosts()
         self._lanes = config.lanes if config.policy == "lanes" else None
         self._sequences: dict[int, Sequence] = {}
@@ -136,6 +138,18 @@ class Scheduler:
         return len(self._sequences) - len(self._running)
 
     @property
+    def num_waiting_long(self) -> int:
+        return len(self._waiting.long)
+
+    @property
+    def num_running_long(self) -> int:
+        return sum(each.is_long for each in self._running) if self._lanes else 0
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
+
+    @property
     def kv_usage(self) -> float:
         """Share of the pool's pages that sequences hold."""
         return self.pool.num_used / (self.pool.num_pages - 1)
@@ -151,6 +165,10 @@ class Scheduler:
             for table in each.page_tables
         )
         return empty / held if held else 0.0
+
+    def would_be_long(self, num_tokens: int) -> bool:
+        """Whether a prompt with so many tokens to compute is for the lane of long ones."""
+        return self._lanes is not None and num_tokens > self._lanes.long_prompt
 
     def add(self, sequence: Sequence) -> None:
         """Take a new sequence; a parent must have been added before its forks.
@@ -168,6 +186,8 @@ class Scheduler:
         assert sequence.sequence_id not in self._sequences, "a sequence_id is taken"
         self._sequences[sequence.sequence_id] = sequence
         sequence.is_long = self._is_long(sequence)
+        if sequence.parent is None:
+            self._count_backlog(sequence, len(sequence.prompt))
         self._waiting.add(sequence)
 
     def abort(self, sequence_ids: abc.Iterable[int]) -> list[Sequence]:
@@ -292,10 +312,10 @@ class Scheduler:
         """Whether much of a new prompt is to be computed; of a fork its parent has computed it."""
         if self._lanes is None or sequence.parent is not None:
             return False
-        longest = self._lanes.long_prompt
-        if len(sequence.prompt) <= longest:
+        if not self.would_be_long(len(sequence.prompt)):
             return False
-        return len(sequence.prompt) - self._tables.cached_prefix(sequence).num_tokens > longest
+        num_cached = self._tables.cached_prefix(sequence).num_tokens
+        return self.would_be_long(len(sequence.prompt) - num_cached)
 
     def _chunk_length(
         self, draft: Draft, sequence: Sequence, num_left: int, budget: int, start: int
@@ -334,7 +354,7 @@ class Scheduler:
             return False  # preempted, and its newest tokens are still on the way
         prefix = self._find_prefix(draft, sequence)
         num_left = sequence.num_tokens - prefix.num_tokens
-        if self._lanes and not sequence.is_long and num_left > self._lanes.long_prompt:
+        if not sequence.is_long and self.would_be_long(num_left):
             self._make_long(sequence)
             return True
         start = prefix.num_tokens
@@ -359,8 +379,16 @@ class Scheduler:
     def _make_long(self, sequence: Sequence) -> None:
         """Move a waiting sequence to the other lane: what it was to find in the cache is gone."""
         self._waiting.remove(sequence)
+        num_left = sequence.backlog
+        self._count_backlog(sequence, 0)
         sequence.is_long = True
+        self._count_backlog(sequence, num_left)
         self._waiting.add(sequence)
+
+    def _count_backlog(self, sequence: Sequence, num_tokens: int) -> None:
+        """So many of its prompt tokens are yet to be computed."""
+        self.backlog[sequence.is_long] += num_tokens - sequence.backlog
+        sequence.backlog = num_tokens
 
     def _start(self, sequence: Sequence, prefix: Prefix) -> None:
         sequence.status = Status.RUNNING
@@ -402,6 +430,8 @@ class Scheduler:
         draft.budget -= length
         sequence.num_computed += length
         sequence.num_pending += samples
+        if sequence.backlog:
+            self._count_backlog(sequence, max(len(sequence.prompt) - sequence.num_computed, 0))
         if sequence.num_computed % self.pool.page_size < length:  # a page has become full
             self._tables.register(sequence)
 
@@ -411,6 +441,7 @@ class Scheduler:
         sequence.status = Status.PREEMPTED
         sequence.num_preemptions += 1
         self.num_preemptions += 1
+        self._count_backlog(sequence, len(sequence.prompt))
         self._waiting.add(sequence)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -421,6 +452,7 @@ class Scheduler:
         sequence.status = Status.FINISHED
         sequence.finish_reason = reason
         sequence.num_pending = 0
+        self._count_backlog(sequence, 0)
         del self._sequences[sequence.sequence_id]
         self._waiting.release_forks(sequence)
 
