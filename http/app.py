@@ -49,7 +49,7 @@ from paged.http.options import ServeOptions
 from paged.http.peers import Answers, Peers, added
 from paged.http.request_counter import CountRequests, Load
 from paged.http.request_ids import EchoRequestId
-from paged.runtime.errors import EngineDead, InvalidRequest
+from paged.runtime.errors import DeadlineExceeded, EngineDead, InvalidRequest, Overloaded
 from paged.runtime.pooling.engine import PoolingEngine
 
 _ALONE = Peers()
@@ -60,6 +60,7 @@ class Door(TypedDict, total=False):
 
     api_keys: Sequence[str]
     max_body_size: int
+    default_timeout: float | None
     tells_tokenizer: bool
     allowed_origins: Sequence[str]
     allowed_methods: Sequence[str]
@@ -140,6 +141,7 @@ def create_server(
     *,
     api_keys: Sequence[str] = (),
     max_body_size: int = ServeOptions.max_body_size,
+    default_timeout: float | None = None,
     tells_tokenizer: bool = False,
     allowed_origins: Sequence[str] = ("*",),
     allowed_methods: Sequence[str] = ("*",),
@@ -153,6 +155,7 @@ def create_server(
         services: at least one, no two of a name. They decide which routes there are.
         api_keys: any of them is needed for all but the probes; none admits everyone.
         max_body_size: bytes.
+        default_timeout: seconds of requests that name none; None for no limit.
         tells_tokenizer: whether there is /tokenizer_info.
         allowed_origins, allowed_methods, allowed_headers, allow_credentials: what pages of other
             sites may ask of this server from a browser.
@@ -181,7 +184,7 @@ def create_server(
         exception_handlers=dict.fromkeys(_HANDLED, handle_error),
     )
     responses = None if peers.paths else ResponseStore()
-    app.state.models = Models(tuple(services), max_body_size, responses)
+    app.state.models = Models(tuple(services), max_body_size, responses, default_timeout)
     app.state.registry = registry
     app.state.load = load
     app.state.peers = peers
@@ -248,6 +251,8 @@ _HANDLED = (
     GenerationFailed,
     HTTPException,
     ClientDisconnect,
+    Overloaded,
+    DeadlineExceeded,
 )
 _ROUTES = [
     Route("/health", health),

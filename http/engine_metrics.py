@@ -63,6 +63,11 @@ def _gauges(stats: EngineStats) -> list[_Value]:
         ("paged:num_disk_pages", "KV pages on disk.", stats.num_disk_pages),
         ("paged:page_size", "Tokens per KV page.", stats.page_size),
         ("paged:kv_waste", "Share of the places in used pages without a token.", stats.kv_waste),
+        ("paged:waiting_tokens", "Prompt tokens yet to be computed.", stats.waiting_tokens),
+        ("paged:wait_seconds", "Estimated time in the queue.", stats.wait_seconds),
+        ("paged:long_wait_seconds", "That in the lane of long ones.", stats.long_wait_seconds),
+        ("paged:num_running_long", "Long sequences running.", stats.num_running_long),
+        ("paged:num_waiting_long", "Long sequences waiting.", stats.num_waiting_long),
     ]
 
 
@@ -84,5 +89,6 @@ def _counters(stats: EngineStats) -> list[_Value]:
         ("paged:disk_pages_left_out", left_out, stats.disk_pages_left_out),
         ("vllm:num_preemptions", "Sequences preempted.", stats.num_preemptions),
         ("paged:num_steps", "Steps run.", stats.num_steps),
+        ("paged:timeouts", "Requests whose deadline passed.", stats.num_timeouts),
         ("paged:compiles_after_warmup", compiles, stats.compiles_after_warmup),
     ]

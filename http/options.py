@@ -18,6 +18,7 @@ ALWAYS_ON = (
     "--enable-server-load-tracking",
 )
 _LONGEST_SHUTDOWN = 24 * 60 * 60
+LONGEST_TIMEOUT = 7 * 24 * 60 * 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,11 @@ class ServeOptions:
         "delay, and each needs a core.",
     )
     max_body_size: int = option(32 * 2**20, "Bytes of a request body at most.")
+    default_timeout: float | None = option(
+        None,
+        "Seconds that a request may take which names no timeout itself. Default no limit.",
+        metavar="SECONDS",
+    )
     shutdown_timeout: float = option(
         30.0, "Seconds that running requests get to finish when the server is stopped."
     )
@@ -83,6 +89,11 @@ class ServeOptions:
             raise ConfigError(
                 f"--api-server-count {self.api_server_count} needs an engine process that they can "
                 "share: leave out --no-engine-process"
+            )
+        if self.default_timeout is not None and not 0 < self.default_timeout <= LONGEST_TIMEOUT:
+            raise ConfigError(
+                f"--default-timeout must be above 0 and at most {LONGEST_TIMEOUT} seconds, "
+                f"got {self.default_timeout}"
             )
         if self.max_body_size < 1:
             raise ConfigError(f"--max-body-size must be at least 1, got {self.max_body_size}")

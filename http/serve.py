@@ -85,6 +85,7 @@ def make_app(
         services,
         api_keys=options.api_key,
         max_body_size=options.max_body_size,
+        default_timeout=options.default_timeout,
         tells_tokenizer=options.enable_tokenizer_info_endpoint,
         allowed_origins=options.allowed_origins,
         allowed_methods=options.allowed_methods,

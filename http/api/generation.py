@@ -6,12 +6,15 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
+from typing import TypedDict
 
 from paged.http.api.errors import GenerationFailed
 from paged.http.api.job import Job
 from paged.http.api.service import Service
 from paged.http.api.structured import in_words_of
-from paged.runtime.errors import InvalidRequest
+from paged.http.api.timeouts import LATE
+from paged.runtime.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from paged.runtime.messages import Terms
 from paged.runtime.outputs import RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -47,6 +50,13 @@ async def _run_prompt(service: Service, job: Job, index: int) -> Outputs:
     except InvalidRequest as error:
         watch.close()
         raise in_words_of(job.form, error) from error
+    except Overloaded as error:
+        watch.close()
+        service.metrics.refused[error.cause].inc()
+        raise
+    except DeadlineExceeded:
+        watch.close("timeout")
+        raise
     except Exception:
         watch.close("error")
         raise
@@ -61,12 +71,22 @@ def _outputs(
 ) -> AsyncGenerator[RequestOutput, None]:
     """Those of the engine for one prompt."""
     engine, prompt = service.engine, job.prompts[index]
-    priority, salt = job.priority, job.cache_salt
+    how: _How = {
+        "priority": job.priority,
+        "cache_salt": job.cache_salt,
+        "terms": job.terms(index),
+    }
     if job.beams is None:
-        return engine.generate(prompt, job.params, request_id, priority=priority, cache_salt=salt)
-    return _only(
-        engine.beam_search(prompt, job.beams, request_id, priority=priority, cache_salt=salt)
-    )
+        return engine.generate(prompt, job.params, request_id, **how)
+    return _only(engine.beam_search(prompt, job.beams, request_id, **how))
+
+
+class _How(TypedDict):
+    """What the engine is told of a prompt beside its parameters."""
+
+    priority: int
+    cache_salt: str
+    terms: Terms
 
 
 async def _only(search: Awaitable[RequestOutput]) -> AsyncGenerator[RequestOutput, None]:
@@ -78,6 +98,8 @@ def _check(output: RequestOutput) -> None:
     for sequence in output.outputs:
         if sequence.impossible:
             raise InvalidRequest(str(sequence.error), "structured_outputs")
+        if sequence.finish_reason == "timeout":
+            raise DeadlineExceeded(LATE)
         if sequence.finish_reason == "error":
             raise GenerationFailed(f"{output.request_id}: {sequence.error}")
 

@@ -25,7 +25,7 @@ from paged.http.serve import server_config
 from paged.models.chat_template import ChatTemplateError
 from paged.runtime.beam_search import BeamSearchParams
 from paged.runtime.errors import EngineDead, InvalidRequest
-from paged.runtime.messages import EngineStats
+from paged.runtime.messages import EngineStats, Terms
 from paged.runtime.outputs import (
     CompletionOutput,
     Logprob,
@@ -86,6 +86,7 @@ class Seen:
     request_id: str
     priority: int
     cache_salt: str
+    terms: Terms | None = None
     thread: int = field(default_factory=threading.get_ident)
 
     @property
@@ -130,8 +131,9 @@ class FakeEngine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        terms: Terms | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        self.seen.append(Seen(prompt, params, request_id, priority, cache_salt))
+        self.seen.append(Seen(prompt, params, request_id, priority, cache_salt, terms))
         self._check(prompt)
         self.running.add(request_id)
         try:
@@ -192,6 +194,7 @@ class FakeEngine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        terms: Terms | None = None,
     ) -> RequestOutput:
         self.searched.append(params)
         self._check(prompt)
