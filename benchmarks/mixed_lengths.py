@@ -141,7 +141,11 @@ class Engine:
         from paged.runtime.core import EngineCore
 
         source = resolve_model(args.model, load_format="dummy")
-        config = replace(engine_config(args), scheduling_policy="lanes")
+        config = replace(
+            engine_config(args),
+            scheduling_policy="lanes",
+            attention_tuning_seconds=args.tuning_seconds,
+        )
         self.core = EngineCore(config, source, progress=False)
         self.vocab_size = source.config.vocab_size
         self.requests: list[BenchRequest] = []
@@ -312,6 +316,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--threshold", type=int, default=Lanes.long_prompt, help="long from here on")
     made.add_argument("--share", type=float, default=Lanes.share, help="kept for short ones")
     made.add_argument("--most-long", type=int, default=Lanes.most_long, help="computed at once")
+    made.add_argument("--tuning-seconds", type=float, default=40.0, help="of attention, once")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--json", type=Path, help="also write the figures here")
     made.set_defaults(max_model_len=32_768)
