@@ -44,6 +44,14 @@ from paged.http.api.tokens import detokenize, tokenize, tokenizer_info
 from paged.http.auth import RequireKey
 from paged.http.bugs import AnswerBugs
 from paged.http.engine import Engine
+from paged.http.key_limits import (
+    RATE_HEADERS,
+    CountsOfFirst,
+    LimitKeys,
+    LocalCounts,
+    answers_of,
+)
+from paged.http.keys import KeyRing
 from paged.http.metrics import Metrics, registry_of
 from paged.http.options import ServeOptions
 from paged.http.peers import Answers, Peers, added
@@ -59,6 +67,7 @@ class Door(TypedDict, total=False):
     """What an application is told of itself rather than of a model; see `create_server`."""
 
     api_keys: Sequence[str]
+    key_ring: KeyRing | None
     max_body_size: int
     default_timeout: float | None
     tells_tokenizer: bool
@@ -140,6 +149,7 @@ def create_server(
     services: Sequence[AnyService],
     *,
     api_keys: Sequence[str] = (),
+    key_ring: KeyRing | None = None,
     max_body_size: int = ServeOptions.max_body_size,
     default_timeout: float | None = None,
     tells_tokenizer: bool = False,
@@ -154,6 +164,7 @@ def create_server(
     Args:
         services: at least one, no two of a name. They decide which routes there are.
         api_keys: any of them is needed for all but the probes; none admits everyone.
+        key_ring: more of them, with limits; one of either is needed then.
         max_body_size: bytes.
         default_timeout: seconds of requests that name none; None for no limit.
         tells_tokenizer: whether there is /tokenizer_info.
@@ -172,10 +183,14 @@ def create_server(
             allow_methods=allowed_methods,
             allow_headers=allowed_headers,
             allow_credentials=allow_credentials,
-            expose_headers=["X-Request-Id"],
+            expose_headers=["X-Request-Id", "Retry-After", *RATE_HEADERS],
         ),
     ]
-    if api_keys:
+    counts = LocalCounts() if peers.is_first else CountsOfFirst(peers)
+    if key_ring is not None:
+        limits = Middleware(LimitKeys, ring=key_ring, counts=counts, others=api_keys)
+        middleware.append(limits)
+    elif api_keys:
         middleware.append(Middleware(RequireKey, keys=api_keys))
     middleware.append(Middleware(AnswerBugs))
     app = Starlette(
@@ -188,6 +203,7 @@ def create_server(
     app.state.registry = registry
     app.state.load = load
     app.state.peers = peers
+    app.state.key_ring, app.state.counts = key_ring, counts
     return app
 
 
@@ -198,6 +214,7 @@ def told(app: Starlette) -> Answers:
         "dead": state.models.dead,
         "load": lambda: state.load.num_requests,
         "metrics": lambda: generate_latest(state.registry).decode(),
+        **(answers_of(state.counts) if isinstance(state.counts, LocalCounts) else {}),
     }
 
 

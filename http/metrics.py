@@ -41,7 +41,6 @@ _DELIVERY = (
     *(0.01, 0.015, 0.02, 0.03, 0.05, 0.07, 0.1, 0.2, 0.5, 1.0),
 )
 _FINISH_REASONS = ("stop", "length", "abort", "timeout", "error")
-_CAUSES = ("queue", "tokens", "deadline")
 
 
 class Metrics(Collector):
@@ -64,7 +63,6 @@ class Metrics(Collector):
         self.generation_tokens = self._histogram("request_generation_tokens", tokens)
         self.delivery = self._histogram("token_delivery_seconds", _DELIVERY, "paged")
         self.success = self._counters("request_success", "finished_reason", _FINISH_REASONS)
-        self.refused = self._counters("requests_refused", "cause", _CAUSES, "paged")
 
     @property
     def engine_names(self) -> frozenset[str]:
@@ -86,12 +84,10 @@ class Metrics(Collector):
         for collector in self._collectors:
             yield from collector.collect()
 
-    def _counters(
-        self, name: str, label: str, values: Sequence[str], origin: str = "vllm"
-    ) -> dict[str, Counter]:
+    def _counters(self, name: str, label: str, values: Sequence[str]) -> dict[str, Counter]:
         """A counter for each value of a label, looked up once."""
         names = [*self._labels, label]
-        family = Counter(f"{origin}:{name}", _text(name), names, registry=None)
+        family = Counter(f"vllm:{name}", _text(name), names, registry=None)
         self._collectors.append(family)
         return {value: family.labels(**self._labels, **{label: value}) for value in values}
 

@@ -41,6 +41,12 @@ class ServeOptions:
         "Keys, any of which a request must bring; default that in PAGED_API_KEY, "
         "without which everyone is admitted.",
     )
+    api_keys_file: str | None = option(
+        None,
+        "File of more keys, as JSON lines or YAML, each with its name and limits; `paged hash-key` "
+        "makes an entry. It is read again when it changes, and on SIGHUP.",
+        metavar="FILE",
+    )
     enable_tokenizer_info_endpoint: bool = option(
         False, "Tell special tokens and chat template at /tokenizer_info."
     )
@@ -189,3 +195,14 @@ class ConvertOptions:
     )
     revision: str | None = same_option(EngineConfig, "revision")
     download_dir: str | None = same_option(EngineConfig, "download_dir")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HashKeyOptions:
+    """What `paged hash-key` writes into an entry of `--api-keys-file`."""
+
+    name: str = option("", "Of whoever has the key; limits are counted by it.", required=True)
+    max_concurrent: int | None = option(None, "Requests that may run at once.")
+    tokens_per_minute: int | None = option(None, "Tokens of prompts and outputs, by the minute.")
+    admin: bool = option(False, "Whether the key is good for what is for admins, too.")
+    stdin: bool = option(False, "Read the key from standard input instead of making one.")

@@ -6,6 +6,12 @@ from starlette.types import Scope
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
 """What needs no key."""
+_ADMIN = "/debug/"
+
+
+def is_for_admins(path: str) -> bool:
+    """Whether a path needs the key of an admin."""
+    return path.startswith(_ADMIN)
 
 
 def path_of(scope: Scope) -> str:

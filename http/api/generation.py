@@ -13,6 +13,7 @@ from paged.http.api.job import Job
 from paged.http.api.service import Service
 from paged.http.api.structured import in_words_of
 from paged.http.api.timeouts import LATE
+from paged.http.key_limits import count_tokens
 from paged.runtime.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from paged.runtime.messages import Terms
 from paged.runtime.outputs import RequestOutput
@@ -40,19 +41,21 @@ async def _run_prompt(service: Service, job: Job, index: int) -> Outputs:
     outputs = _outputs(service, job, index, request_id)
     watch = service.metrics.watch()
     service.running.add(request_id)
+    counted = False
     try:
         async with aclosing(outputs):
             async for output in outputs:
                 _check(output)
+                count_tokens(_num_tokens(output, begins=not counted))
+                counted = True
                 watch.observe(output)
                 yield index, output
                 watch.handed_on(output)  # whoever streams comes back when it has sent it
     except InvalidRequest as error:
         watch.close()
         raise in_words_of(job.form, error) from error
-    except Overloaded as error:
+    except Overloaded:
         watch.close()
-        service.metrics.refused[error.cause].inc()
         raise
     except DeadlineExceeded:
         watch.close("timeout")
@@ -92,6 +95,12 @@ class _How(TypedDict):
 async def _only(search: Awaitable[RequestOutput]) -> AsyncGenerator[RequestOutput, None]:
     """The one output of a search."""
     yield await search
+
+
+def _num_tokens(output: RequestOutput, *, begins: bool) -> int:
+    """Tokens that an output brings, and with the first those of its prompt."""
+    num_new = sum(len(sequence.token_ids) for sequence in output.outputs)
+    return num_new + (len(output.prompt_token_ids) if begins else 0)
 
 
 def _check(output: RequestOutput) -> None:

@@ -15,7 +15,8 @@ from paged.http.api.disconnect import while_connected
 from paged.http.api.protocol import PromptTokensDetails, Usage
 from paged.http.api.service import PoolingService
 from paged.http.api.timeouts import in_time
-from paged.runtime.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from paged.http.key_limits import count_tokens
+from paged.runtime.errors import DeadlineExceeded, InvalidRequest
 from paged.runtime.long_text import without_hurry
 
 logger = logging.getLogger(__name__)
@@ -63,11 +64,12 @@ async def computed[O: Output](
         Overloaded, DeadlineExceeded.
     """
     reason, tokens, start = "error", 0, time.perf_counter()
-    future = _submitted(service, submit)
+    future = submit()
     try:
         async with in_time(deadline):
             outputs = await while_connected(request.receive, asyncio.wrap_future(future))
         reason, tokens = "stop", num_tokens(outputs)
+        count_tokens(tokens)
         if service.log_requests:
             logger.info(
                 "%s: %s, %d inputs, %d tokens", id, service.model_name, len(outputs), tokens
@@ -81,14 +83,6 @@ async def computed[O: Output](
         raise
     finally:
         service.metrics.count_pooling(reason, tokens, time.perf_counter() - start)
-
-
-def _submitted[T](service: PoolingService, submit: Callable[[], Future[T]]) -> Future[T]:
-    try:
-        return submit()
-    except Overloaded as error:
-        service.metrics.refused[error.cause].inc()
-        raise
 
 
 def num_tokens(outputs: Sequence[Output]) -> int:

@@ -54,7 +54,6 @@ class Served[E: AnyEngine]:
         """
         stats = self.engine.stats()
         if stats.room is not None and stats.num_waiting and num_sequences > stats.room:
-            self.metrics.refused["queue"].inc()
             message = f"The queue is full: {stats.num_waiting} sequences wait"
             raise Overloaded(message, "queue", stats.retry_after)
 
