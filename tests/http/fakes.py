@@ -24,7 +24,7 @@ from paged.http.options import ServeOptions
 from paged.http.serve import server_config
 from paged.models.chat_template import ChatTemplateError
 from paged.runtime.beam_search import BeamSearchParams
-from paged.runtime.errors import EngineDead, InvalidRequest
+from paged.runtime.errors import EngineDead, InvalidRequest, Overloaded
 from paged.runtime.messages import EngineStats, Terms
 from paged.runtime.outputs import (
     CompletionOutput,
@@ -104,6 +104,8 @@ class FakeEngine:
         stop_reason: its stop reason.
         fails_after: die after this many tokens.
         pause: seconds between tokens.
+        room: sequences that its queue would take; None for any number.
+        refusal: of every request.
         seen, aborted: what came in.
         running: ids of requests in flight.
     """
@@ -117,6 +119,8 @@ class FakeEngine:
     stop_reason: int | str | None = None
     fails_after: int | None = None
     pause: float = 0.0
+    room: int | None = None
+    refusal: Overloaded | None = None
     seen: list[Seen] = field(default_factory=list)
     searched: list[BeamSearchParams] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -211,7 +215,9 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         return EngineStats(
             num_running=len(self.running),
-            num_waiting=0,
+            num_waiting=0 if self.room is None else 7,
+            room=self.room,
+            retry_after=2.4,
             kv_cache_usage=0.25,
             num_pages=100,
             num_free_pages=75,
@@ -242,6 +248,8 @@ class FakeEngine:
     def _check(self, prompt: list[int]) -> None:
         if self.errored:
             raise EngineDead("the device is gone")
+        if self.refusal is not None:
+            raise self.refusal
         if not 0 < len(prompt) < self.max_model_len:
             raise InvalidRequest(f"a prompt of {len(prompt)} tokens", "prompt")
         if not all(0 <= token < VOCAB_SIZE for token in prompt):
