@@ -55,9 +55,9 @@ class _Use:
         spent: tokens that a minute's allowance has yet to make up for, as of `at`.
     """
 
+    at: float
     num_running: int = 0
     spent: float = 0.0
-    at: float = field(default_factory=time.monotonic)
 
     def spent_now(self, per_minute: int) -> float:
         """What is left of it after the time that has passed."""
@@ -91,7 +91,7 @@ class LocalCounts:
 
     def taken(self, name: str, most_running: int | None, per_minute: int | None) -> Verdict:
         """As `take`, by the numbers of the entry that matter."""
-        use = self._uses.setdefault(name, _Use())
+        use = self._use(name)
         spent = use.spent_now(per_minute) if per_minute else 0.0
         refusal, wait = None, 0.0
         if most_running is not None and use.num_running >= most_running:
@@ -111,11 +111,13 @@ class LocalCounts:
         return Verdict(refusal, wait, headers)
 
     def give(self, name: str) -> None:
-        use = self._uses[name]
-        use.num_running -= 1
+        self._use(name).num_running -= 1
 
     def spend(self, name: str, num_tokens: int) -> None:
-        self._uses.setdefault(name, _Use()).spent += num_tokens
+        self._use(name).spent += num_tokens
+
+    def _use(self, name: str) -> _Use:
+        return self._uses.setdefault(name, _Use(time.monotonic()))
 
 
 class CountsOfFirst:

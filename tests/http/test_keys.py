@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import io
 import json
-import os
 import signal
 import threading
 import time
@@ -14,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import yaml
 from starlette.testclient import TestClient
@@ -66,11 +66,11 @@ def test_who_is_let_in(engine: FakeEngine, file: Path) -> None:
 
 def test_keys_are_compared_in_constant_time(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(file, *(entry(str(number), name=str(number)) for number in range(5)))
-    ring, compared = KeyRing(file), list[bytes]()
+    ring, compared, compare_digest = KeyRing(file), list[bytes](), hmac.compare_digest
 
     def compare(one: bytes, other: bytes) -> bool:
         compared.append(other)
-        return hmac.compare_digest(one, other)
+        return compare_digest(one, other)
 
     monkeypatch.setattr(keys_module.hmac, "compare_digest", compare)
     for key in (b"0", b"4", b"none"):
@@ -83,9 +83,6 @@ def test_requests_at_once(engine: FakeEngine, file: Path) -> None:
     write(file, entry(max_concurrent=1), entry("other", name="bob"))
     engine.pause, engine.answer = 0.2, "xxx"
     with serving(create_app(engine, ["tiny"], key_ring=KeyRing(file))) as url:
-        client = TestClient(create_app(FakeEngine(), ["tiny"]))
-        del client
-        import httpx2
 
         def post(key: str) -> httpx2.Response:
             headers = {"Authorization": f"Bearer {key}"}
@@ -181,7 +178,7 @@ def test_forms_of_the_file(file: Path, written: str) -> None:
         (json.dumps(entry(name="")), "name"),
         (json.dumps(entry(max_concurrent=0)), "max_concurrent"),
         (json.dumps(entry(tokens_per_minute=-1)), "tokens_per_minute"),
-        (json.dumps(entry(key="plain text")), "key"),
+        (json.dumps({**entry(), "key": "plain text"}), "unknown field `key`"),
         (json.dumps(entry()) + "\n" + json.dumps(entry(name="b")), "2 times"),
     ],
 )
@@ -247,8 +244,6 @@ def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None
 
 def many(url: str, count: int, key: str) -> list[int]:
     """Statuses of requests at the same time, each over a connection of its own."""
-    import httpx2
-
     found: list[int] = []
 
     def post() -> None:
@@ -276,7 +271,7 @@ def test_all_processes_count_together(model: Path, file: Path) -> None:  # noqa:
         write(file, entry("new", name="bob"))
         running.process.send_signal(signal.SIGHUP)
         _wait(lambda: many(running.url, 1, "new") == [200])
-        assert os.getpgid(running.process.pid)
+        assert running.process.poll() is None, "the signal did not end it"
 
 
 def _wait(condition: Callable[[], bool]) -> None:
