@@ -299,6 +299,21 @@ def results(args: argparse.Namespace) -> Iterator[Result]:
         engine.core.close()
 
 
+def plot(found: Sequence[Result], path: Path) -> None:
+    """Draw the seconds to the last token of each short request by its arrival."""
+    import matplotlib.pyplot as plt
+
+    plt.rcParams |= {"svg.hashsalt": "mixed lengths", "svg.fonttype": "none"}
+    figure, axes = plt.subplots(figsize=(7, 3.5))
+    for result, marker in zip(found, ".x+o", strict=False):
+        axes.plot(*zip(*result.over_time, strict=True), marker, label=result.case, markersize=5)
+    axes.set(yscale="log", xlabel="arrival, s", ylabel="last token after, s")
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     from benchmarks.offline_baselines import add_engine_arguments
@@ -318,6 +333,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--most-long", type=int, default=Lanes.most_long, help="computed at once")
     made.add_argument("--tuning-seconds", type=float, default=40.0, help="of attention, once")
     made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--plot", type=Path, help="also draw the last of --spreads here, as SVG")
     made.add_argument("--json", type=Path, help="also write the figures here")
     made.set_defaults(max_model_len=32_768)
     return made
@@ -337,6 +353,9 @@ def main() -> None:
         print(result.row(alone, fcfs), flush=True)
         if args.json:
             args.json.write_text(json.dumps([asdict(each) for each in told.values()]) + "\n")
+    if args.plot:
+        spread = result.spread
+        plot([each for each in told.values() if each.spread == spread], args.plot)
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ class LocalCounts:
             wait = (spent - per_minute + 1) * _MINUTE / per_minute
         else:
             use.num_running += 1
-        headers = {}
+        headers: dict[str, str] = {}
         if most_running is not None:
             left = max(most_running - use.num_running, 0)
             headers |= _headers("requests", most_running, left, 0.0 if left else 1.0)

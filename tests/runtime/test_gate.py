@@ -31,7 +31,7 @@ def request(
 
 def cause(gate: Gate, queue: Queue, request: EngineRequest) -> str | None:
     refusal = gate.refusal(request, queue)
-    return refusal and refusal.cause
+    return None if refusal is None else refusal.cause
 
 
 def test_a_full_queue_takes_nobody() -> None:
