@@ -33,12 +33,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, inst
 from benchmarks.step_simulation import NUM_PAGES, PAGE_SIZE, Clock, StepCost
 from paged.pool import PagePool
 from paged.runtime.buckets import FEWEST_ROWS_ON_GPU, Buckets
+from paged.runtime.cost_learner import CostLearner
 from paged.runtime.lanes import Lanes
 from paged.runtime.plan import StepPlan
 from paged.runtime.scheduler import Scheduler, SchedulerConfig
 from paged.runtime.sequence import Sequence as Running
 from paged.runtime.sequence import SequenceLimits
-from paged.runtime.step_costs import CostLearner, Work
+from paged.runtime.step_costs import Work
 
 if TYPE_CHECKING:
     from paged.runtime.bench.workloads import BenchRequest

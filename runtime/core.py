@@ -26,6 +26,7 @@ from paged.pool import PagePool
 from paged.runtime.bans import bans_of
 from paged.runtime.compiles import num_compiles
 from paged.runtime.config import EngineConfig
+from paged.runtime.cost_learner import CostLearner
 from paged.runtime.disk_pages import Fetched
 from paged.runtime.engine import load_tokenizer
 from paged.runtime.errors import EngineDead, InvalidRequest
@@ -44,7 +45,7 @@ from paged.runtime.sampler import TokenLogprobs
 from paged.runtime.scheduler import Scheduler
 from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits
 from paged.runtime.setup import open_disk_tier, prepare
-from paged.runtime.step_costs import CostLearner, Work
+from paged.runtime.step_costs import Work
 
 logger = logging.getLogger(__name__)
 
@@ -242,8 +243,7 @@ class EngineCore:
         self._runner.close()
 
     def _queue(self) -> Queue:
-        coming = [each.live.request for each in self._preparing]
-        return Queue.of(self._scheduler, coming)
+        return Queue.of(self._scheduler, [each.live.request for each in self._preparing])
 
     def _end(
         self, live: LiveRequest, indices: Iterable[int], reason: FinishReason

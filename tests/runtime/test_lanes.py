@@ -9,12 +9,13 @@ import pytest
 
 from benchmarks.mixed_lengths import Result, parser, results
 from paged.pool import PagePool
+from paged.runtime.cost_learner import CostLearner
 from paged.runtime.lanes import LEAST_CHUNK, Lanes
 from paged.runtime.order import LANE_SECONDS
 from paged.runtime.plan import StepPlan
 from paged.runtime.scheduler import Scheduler, SchedulerConfig
 from paged.runtime.sequence import Sequence, SequenceLimits
-from paged.runtime.step_costs import CostLearner, StepCosts, Work
+from paged.runtime.step_costs import StepCosts, Work
 
 PAGE_SIZE = 16
 
