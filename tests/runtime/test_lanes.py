@@ -166,10 +166,10 @@ def test_a_long_one_moves_on_beside_short_ones_without_end() -> None:
 def test_long_ones_leave_pages_and_slots_to_short_ones() -> None:
     busy = scheduler(num_pages=201, max_model_len=1_200)
     for number in range(3):
-        busy.add(sequence(number, 900, max_tokens=200))
+        busy.add(sequence(number, 950, max_tokens=200))
     for _ in range(60):
         step(busy)
-    assert busy.num_running == 2, "58 pages each, and 25 are kept"
+    assert busy.num_running == 2, "60 pages each and more, and 25 are kept"
     busy.add(sequence(9, 90))
     assert 9 in lengths(step(busy))
 
