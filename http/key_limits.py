@@ -28,8 +28,6 @@ RATE_HEADERS = tuple(
     for what in ("limit", "remaining", "reset")
 )
 _MINUTE = 60.0
-# Seconds between two reports of a stream's tokens to the process that counts.
-_REPORT_INTERVAL = 1.0
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -68,7 +66,14 @@ class _Use:
 
 
 class Counts(Protocol):
-    """Who counts."""
+    """Who counts.
+
+    Attributes:
+        interval: seconds between two reports of a request's tokens.
+    """
+
+    @property
+    def interval(self) -> float: ...
 
     async def take(self, entry: KeyEntry) -> Verdict:
         """A request of a key begins, unless the verdict refuses it."""
@@ -82,6 +87,8 @@ class Counts(Protocol):
 
 class LocalCounts:
     """The counts of all keys, in this process."""
+
+    interval = 0.0
 
     def __init__(self) -> None:
         self._uses: dict[str, _Use] = {}
@@ -122,6 +129,8 @@ class LocalCounts:
 
 class CountsOfFirst:
     """The counts of the first API process, asked from another."""
+
+    interval = 1.0
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -168,7 +177,7 @@ class Meter:
     def add(self, num_tokens: int) -> None:
         """So many more were read or made."""
         self._pending += num_tokens
-        if time.monotonic() - self._reported > _REPORT_INTERVAL:
+        if time.monotonic() - self._reported >= self.counts.interval:
             self.report()
 
     def report(self) -> None:
@@ -205,8 +214,7 @@ class LimitKeys:
         self.others = [sha256(key.encode()).digest() for key in others]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = path_of(scope)
-        if scope["type"] != "http" or path in OPEN_PATHS:
+        if scope["type"] != "http" or (path := path_of(scope)) in OPEN_PATHS:
             await self.app(scope, receive, send)
             return
         digests = digests_of(scope)

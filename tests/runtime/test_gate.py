@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from collections.abc import Iterator
+from random import Random
 
 import pytest
 
@@ -186,6 +189,30 @@ def test_an_id_may_live_again_beyond_the_deadline_of_its_first_life(bounded: Eng
     bounded.add(request("twice", max_tokens=3))
     time.sleep(0.06)
     assert reasons(drain(bounded)) == {("twice", 0): "length"}
+
+
+def test_whatever_comes_together_each_sequence_ends_once(bounded: EngineCore) -> None:
+    random, num_live, ended = Random(0), Counter[str](), Counter[tuple[str, int]]()
+    for number in range(150):
+        name, n = str(number), random.choice((1, 1, 2, 3))
+        soon = time.monotonic() + random.choice((-1e9, 0, 1e-4, 0.01, 0.05, 1e6, 1e18, math.inf))
+        deadline = random.choice((0.0, soon))
+        asked = random.choice((0, n))
+        wanted = request(name, random.randint(1, 60), n=n, deadline=deadline, num_sequences=asked)
+        bounded.add(wanted)
+        num_live[name] = n
+        for item in bounded.abort(str(random.randint(0, number))) if random.random() < 0.3 else ():
+            ended[item.request_id, item.index] += 1
+        for _ in range(random.choice((0, 0, 1, 3))):
+            for item in bounded.step() if bounded.has_work else ():
+                ended[item.request_id, item.index] += item.finish_reason is not None
+    for item in drain(bounded):
+        ended[item.request_id, item.index] += item.finish_reason is not None
+    assert ended == {(name, index): 1 for name, n in num_live.items() for index in range(n)}
+    stats = bounded.stats()
+    assert (stats.num_running, stats.num_waiting, stats.kv_cache_usage) == (0, 0, 0)
+    assert (stats.waiting_tokens, stats.room) == (0, 6)
+    assert stats.num_free_pages + stats.num_cached_pages >= stats.num_pages
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,11 @@ def step(scheduler: Scheduler) -> StepPlan:
     return plan
 
 
+def drain(scheduler: Scheduler) -> None:
+    while scheduler.has_work:
+        step(scheduler)
+
+
 def lengths(plan: StepPlan) -> dict[int, int]:
     return {row.sequence.sequence_id: row.length for row in plan.rows}
 
@@ -112,8 +117,7 @@ def test_long_prompts_are_computed_one_after_the_other() -> None:
 def test_what_the_cache_holds_is_not_long() -> None:
     cached = scheduler()
     cached.add(sequence(0, 800))
-    while cached.has_work:
-        step(cached)
+    drain(cached)
     again = Sequence(1, [*sequence(0, 800).prompt, *[1] * 50], SequenceLimits(4))
     cached.add(again)
     found = [again.is_long]
@@ -121,8 +125,7 @@ def test_what_the_cache_holds_is_not_long() -> None:
     cached.add(sequence(2, 60))
     step(cached)
     assert [*found, again.is_long] == [False, True], "what it was to find is gone"
-    while cached.has_work:
-        step(cached)
+    drain(cached)
     assert len(again.outputs) == 4
 
 
@@ -132,8 +135,7 @@ def test_forks_of_a_long_one_share_its_prompt() -> None:
     fork = Sequence(1, parent.prompt, SequenceLimits(30), parent=parent)
     for each in (parent, fork, sequence(2, 600)):
         forked.add(each)
-    while forked.has_work:
-        step(forked)
+    drain(forked)
     assert fork.num_cached == 599
 
 
@@ -178,8 +180,7 @@ def test_one_that_needs_all_pages_gets_them() -> None:
     small = scheduler(num_pages=260)
     for number in range(2):
         small.add(sequence(number, 4_000, max_tokens=2))
-    while small.has_work:
-        step(small)
+    drain(small)
 
 
 def test_settings_that_cannot_work_are_refused() -> None:
