@@ -34,6 +34,9 @@ from paged.models.weights import ParamSpec, param_bytes
 # Parameters on their way at a time, and their bytes. Threads mostly wait, for disk and device.
 _THREADS = 8
 _IN_FLIGHT = 2**29
+# Held while JAX compiles what is not compiled yet: of threads that compile the same program, one
+# would read from the compilation cache what another is writing. What is compiled is only enqueued.
+_COMPILING = threading.Lock()
 # Elements of a tensor on their way at a time, where a parameter is made of it alone.
 _PIECE = 2**23
 
@@ -109,10 +112,11 @@ def _load_group(
     else:
         views = _views(first, checkpoint, sharding)
         params = [_assemble(spec, views, spec.dtype_among(dtype), target) for spec, target in group]
-    for param, (spec, _) in zip(params, group, strict=True):
-        check_values(param, spec, checkpoint)
-        if flaw := spec.flaw(param):
-            raise CheckpointError(f"tensor {spec.parts[0].name!r}: {flaw}")
+    with _COMPILING:
+        for param, (spec, _) in zip(params, group, strict=True):
+            check_values(param, spec, checkpoint)
+            if flaw := spec.flaw(param):
+                raise CheckpointError(f"tensor {spec.parts[0].name!r}: {flaw}")
     return params
 
 
@@ -137,8 +141,11 @@ def _in_pieces(view: np.ndarray, dtype: jnp.dtype, *, transpose: bool) -> jax.Ar
     step = max(_PIECE // math.prod(view.shape[1:]), 1)
     for start in range(0, len(view), step):
         rows = view[start : start + step]
-        piece = _turned(jax.device_put(rows), dtype, transpose=transpose)
-        param = _put(param, piece, start, axis=int(transpose)).block_until_ready()
+        arrived = jax.device_put(rows)
+        with _COMPILING:
+            piece = _turned(arrived, dtype, transpose=transpose)
+            param = _put(param, piece, start, axis=int(transpose))
+        param.block_until_ready()
         release(rows)
     return param
 
@@ -184,7 +191,9 @@ def _assemble(
 
     Compiled once for all parameters of the same make: their names do not count.
     """
-    return _assembler(spec.anonymous(), dtype, sharding)(views).block_until_ready()
+    with _COMPILING:
+        param = _assembler(spec.anonymous(), dtype, sharding)(views)
+    return param.block_until_ready()
 
 
 @cache

@@ -53,7 +53,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def demo_engine() -> Iterator[AsyncEngine]:
     """The demo model, with few shapes to compile."""
     engine = AsyncEngine(
-        max_model_len=256,
+        max_model_len=384,
         kv_cache_memory_bytes=64 * 2**20,
         max_num_seqs=4,
         max_num_batched_tokens=32,

@@ -28,7 +28,8 @@ def test_a_converted_model_answers_as_the_other(tmp_path: Path) -> None:
     assert "0.54 GB in float32" in line
     asked = ("--prompt", "The capital of France is", "--temperature=0", "--max-tokens=8")
     limits = ("--max-model-len=128", "--max-num-seqs=1", "--compile-cache-dir", str(tmp_path / "c"))
-    before, after = (run_paged("generate", model, *asked, *limits) for model in ("", out))
+    before, after = (run_paged("generate", *model, *asked, *limits) for model in ((), (out,)))
+    assert before.returncode == 0, before.stderr
     assert after.returncode == 0, after.stderr
     assert "Paris" in after.stdout
     assert after.stdout == before.stdout

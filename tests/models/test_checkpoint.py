@@ -27,7 +27,8 @@ from paged.models.loading.checkpoint import (
 from paged.models.loading.dummy import random_params
 from paged.models.loading.params import load_params
 from paged.models.registry import FAMILIES, get_family, model_config
-from paged.models.weights import ParamSpec, param_bytes, param_shapes
+from paged.models.weights import ParamSpec, Part, param_bytes, param_shapes
+from paged.runtime.compiles import use_compile_cache
 from tests.models.harness import load_golden, one_golden_a_family, tiny_tensors
 from tests.models.test_goldens import NAMES
 
@@ -211,23 +212,43 @@ def test_what_is_on_its_way_is_limited(allowed: int, monkeypatch: pytest.MonkeyP
     """In bytes of parameters, unless one alone is larger."""
     specs, checkpoint = checkpoint_of("llama")
     largest = max(param_bytes(spec, F32) for spec in jax.tree.leaves(specs))
-    load, lock, on_the_way, most = loading.load_param, threading.Lock(), [], 0
+    load, lock, on_the_way, most = loading._load_group, threading.Lock(), [], 0
 
-    def watched(spec: Any, *how: Any) -> jax.Array:
+    def watched(group: list[tuple[ParamSpec, Any]], *how: Any) -> list[jax.Array]:
         nonlocal most
+        size = sum(param_bytes(spec, F32) for spec, _ in group)
         with lock:
-            on_the_way.append(param_bytes(spec, F32))
+            on_the_way.append(size)
             most = max(most, sum(on_the_way))
         time.sleep(0.002)  # until others would have begun
-        param = load(spec, *how)
+        params = load(group, *how)
         with lock:
-            on_the_way.remove(param.nbytes)
-        return param
+            on_the_way.remove(size)
+        return params
 
-    monkeypatch.setattr(loading, "load_param", watched)
+    monkeypatch.setattr(loading, "_load_group", watched)
     monkeypatch.setattr(loading, "_IN_FLIGHT", allowed)
     load_params(specs, checkpoint, F32, show_progress=False)
-    assert most <= max(allowed, largest)
+    assert 0 < most <= max(allowed, largest)
+
+
+def test_threads_do_not_read_what_others_write_to_the_compilation_cache(tmp_path: Path) -> None:
+    """JAX would warn of half a file, and warnings are errors here."""
+    names = [f"tensor {number}" for number in range(32)]
+    # Of different makes, all of which the same program assembles.
+    specs = [
+        ParamSpec((Part(name, (8, 8), (8, 8)),), (8, 8), (name, None), "ones") for name in names
+    ]
+    checkpoint = Memory({name: np.ones((8, 8), np.float32) for name in names})
+    try:
+        for turn in map(str, range(5)):
+            use_compile_cache(str(tmp_path / turn))
+            jax.clear_caches()
+            loading._assembler.cache_clear()
+            load_params(specs, checkpoint, F32, show_progress=False)
+            assert any((tmp_path / turn).iterdir())
+    finally:
+        use_compile_cache("")
 
 
 def mapped_bytes() -> int:
