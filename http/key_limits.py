@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from paged.http.api.errors import ApiError, error_response, retry_after
 from paged.http.auth import are_among, digests_of, refused
 from paged.http.keys import KeyEntry, KeyRing
+from paged.http.meter import METER, Account, Meter
 from paged.http.paths import OPEN_PATHS, is_for_admins, path_of
 from paged.http.peers import Answers, Peers
 
@@ -65,24 +65,14 @@ class _Use:
         return self.spent
 
 
-class Counts(Protocol):
-    """Who counts.
-
-    Attributes:
-        interval: seconds between two reports of a request's tokens.
-    """
-
-    @property
-    def interval(self) -> float: ...
+class Counts(Account, Protocol):
+    """Who counts what keys have in use."""
 
     async def take(self, entry: KeyEntry) -> Verdict:
         """A request of a key begins, unless the verdict refuses it."""
 
     def give(self, name: str) -> None:
         """A request that was taken has ended."""
-
-    def spend(self, name: str, num_tokens: int) -> None:
-        """Tokens were read or made for the keys of a name."""
 
 
 class LocalCounts:
@@ -163,38 +153,6 @@ def _duration(seconds: float) -> str:
         return f"{round(seconds * 1e3)}ms"
     minutes, rest = divmod(round(seconds, 1), 60)
     return f"{minutes:.0f}m{rest:.0f}s" if minutes else f"{rest:g}s"
-
-
-@dataclass
-class Meter:
-    """Counts the tokens of one request for its key."""
-
-    counts: Counts
-    name: str
-    _pending: int = 0
-    _reported: float = field(default_factory=time.monotonic)
-
-    def add(self, num_tokens: int) -> None:
-        """So many more were read or made."""
-        self._pending += num_tokens
-        if time.monotonic() - self._reported >= self.counts.interval:
-            self.report()
-
-    def report(self) -> None:
-        """Tell whoever counts."""
-        if self._pending:
-            self.counts.spend(self.name, self._pending)
-        self._pending, self._reported = 0, time.monotonic()
-
-
-METER: ContextVar[Meter | None] = ContextVar("METER", default=None)
-"""That of the request that is being answered, if its key is counted."""
-
-
-def count_tokens(num_tokens: int) -> None:
-    """Tokens were read or made for the request that is being answered."""
-    if (meter := METER.get()) is not None:
-        meter.add(num_tokens)
 
 
 class LimitKeys:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from paged.http.api.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
-from paged.runtime.config import EngineConfig
+from paged.runtime.config import LONGEST_TIMEOUT, EngineConfig
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import json_object, option, port, same_option
 
@@ -18,7 +18,6 @@ ALWAYS_ON = (
     "--enable-server-load-tracking",
 )
 _LONGEST_SHUTDOWN = 24 * 60 * 60
-LONGEST_TIMEOUT = 7 * 24 * 60 * 60
 
 
 @dataclass(frozen=True, kw_only=True)

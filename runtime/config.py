@@ -13,6 +13,7 @@ from paged.runtime.lanes import DEFAULT_LANES
 
 PAGE_SIZES = (8, 16, 32, 64, 128)
 MAX_LOGPROBS = 20
+LONGEST_TIMEOUT = 7 * 24 * 60 * 60  # seconds that a request may be given
 QUANTIZATION_EXCLUDE = ("lm_head", "*.output_layer", "*.gate", "*.router", "*.shared_expert_gate")
 _COUNTS = {"kv_cache_memory_bytes": 2**63, "max_num_seqs": 2**20, "max_num_batched_tokens": 2**24}
 

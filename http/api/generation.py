@@ -13,7 +13,7 @@ from paged.http.api.job import Job
 from paged.http.api.service import Service
 from paged.http.api.structured import in_words_of
 from paged.http.api.timeouts import LATE
-from paged.http.key_limits import count_tokens
+from paged.http.meter import count_tokens
 from paged.runtime.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from paged.runtime.messages import Terms
 from paged.runtime.outputs import RequestOutput

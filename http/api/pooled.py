@@ -15,7 +15,7 @@ from paged.http.api.disconnect import while_connected
 from paged.http.api.protocol import PromptTokensDetails, Usage
 from paged.http.api.service import PoolingService
 from paged.http.api.timeouts import in_time
-from paged.http.key_limits import count_tokens
+from paged.http.meter import count_tokens
 from paged.runtime.errors import DeadlineExceeded, InvalidRequest
 from paged.runtime.long_text import without_hurry
 

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct, structs
 from starlette.requests import Request
 
-from paged.http.options import LONGEST_TIMEOUT
+from paged.runtime.config import LONGEST_TIMEOUT
 from paged.runtime.errors import DeadlineExceeded, InvalidRequest
 
 HEADER = "X-Request-Timeout"
