@@ -49,6 +49,7 @@ _HINTS = {
     "--max-batch-size": "did you mean --max-num-seqs?",
     "--max-batch-total-tokens": "did you mean --max-num-batched-tokens?",
     "--max-log-len": "what was asked and answered is never logged; drop it",
+    "--max-num-partial-prefills": "did you mean --max-long-partial-prefills, for the policy lanes?",
     "--max-num-queued-reqs": "did you mean --max-waiting, which counts those that wait alone?",
     "--max-num-batches": "did you mean --max-num-seqs or --max-num-batched-tokens?",
     "--models": "list them in a --config file, under `models`",

@@ -176,7 +176,7 @@ class AsyncEngine:
             name = f"{request_id}-{index}"
             outputs = self.generate(beam, params.one_token, name, priority=priority, terms=terms)
             async with aclosing(outputs):
-                return in_time(await anext(outputs))
+                return _in_time(await anext(outputs))
 
         while asked := search.prompts():
             steps = (answer(index, beam, terms) for index, beam in enumerate(asked))
@@ -239,7 +239,7 @@ def _error_of(refusal: Refusal) -> Exception:
     return Overloaded(refusal.message, refusal.cause, refusal.retry_after)
 
 
-def in_time(output: RequestOutput) -> RequestOutput:
+def _in_time(output: RequestOutput) -> RequestOutput:
     """The same output. Raises DeadlineExceeded if a deadline has ended it."""
     if any(each.finish_reason == "timeout" for each in output.outputs):
         raise DeadlineExceeded("The request was not answered within its time")
