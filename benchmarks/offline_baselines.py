@@ -33,7 +33,7 @@ from paged.runtime.core import EngineCore
 from paged.runtime.engine import Core, find_model
 from paged.runtime.messages import EngineRequest
 from paged.runtime.sampling_params import SamplingParams
-from paged.runtime.setup import claim_device
+from paged.runtime.setup import claim_devices
 
 DECODE_STEPS = 96
 SETTLING_STEPS = 8
@@ -121,7 +121,7 @@ def figures(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Every figure that was asked for, as it comes."""
     config = engine_config(args)
     source = find_model(config)
-    claim_device(config)
+    claim_devices(config)
     if jax.default_backend() == "gpu":
         yield {"device": jax.devices()[0].device_kind, **asdict(ceilings())}
     core, about = start(config, source)

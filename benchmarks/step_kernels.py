@@ -129,10 +129,11 @@ def scattered_slots(shapes: StepShapes, case: Case) -> SlotState:
     longest = max(case.context + 1, case.length)
     pages = -(-longest // PAGE_SIZE)
     rng = np.random.default_rng(1)
-    order = rng.permutation(np.arange(1, NUM_PAGES))[: case.num_rows * pages]
-    tables = np.zeros((MAX_NUM_SEQS, shapes.pages_per_sequence), np.int32)
+    order = rng.permutation(np.arange(1, shapes.cache.num_pages))[: case.num_rows * pages]
+    num_slots = shapes.buckets.max_num_seqs
+    tables = np.zeros((num_slots, shapes.pages_per_sequence), np.int32)
     tables[: case.num_rows, :pages] = order.reshape(case.num_rows, pages)
-    return SlotState((jnp.asarray(tables),), jnp.zeros(MAX_NUM_SEQS, jnp.int32))
+    return SlotState((jnp.asarray(tables),), jnp.zeros(num_slots, jnp.int32))
 
 
 class Steps:
@@ -163,6 +164,8 @@ def by_name(found: Kernels) -> list[tuple[str, float, int]]:
 
 def kind(name: str) -> str:
     """What sort of kernel it is, by its name."""
+    if re.search(r"nccl|^psum|all_?reduce|all_?gather", name, re.IGNORECASE):
+        return "collectives"
     if re.search(r"gemm|nvjet|cutlass|cublas|splitK|dot|paged_matmul", name):
         return "products"
     if "paged" in name:

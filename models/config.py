@@ -189,6 +189,14 @@ class ModelConfig:
             latent_rank=self.latent_rank,
         )
 
+    def share(self, num_devices: int) -> ModelConfig:
+        """What each of so many devices sees of the model, which share its heads.
+
+        Of fewer key/value heads than devices, each sees one, and so do others.
+        """
+        kv_heads = max(self.num_kv_heads // num_devices, 1)
+        return replace(self, num_heads=self.num_heads // num_devices, num_kv_heads=kv_heads)
+
     def for_length(self, length: int) -> ModelConfig:
         """The configuration of a model whose sequences end at `length` tokens.
 

@@ -157,11 +157,12 @@ def layer_specs(config: ModelConfig, index: int) -> DeepseekLayerParams:
     sparse = extras.sparse[index]
     mlp = f"{prefix}.mlp.shared_experts" if sparse else f"{prefix}.mlp"
     sized = replace(config, intermediate_size=extras.shared_size) if sparse else config
+    axis = "shared_mlp" if sparse else "mlp"
     return DeepseekLayerParams(
         attention=latent_attention_specs(config, extras.attention, index),
         mlp_norm=norm(f"{prefix}.post_attention_layernorm", config.hidden_size),
-        gate_up=gate_up_projection(mlp, sized, bias=False),
-        down=down_projection(mlp, sized, bias=False),
+        gate_up=gate_up_projection(mlp, sized, bias=False, axis=axis),
+        down=down_projection(mlp, sized, bias=False, axis=axis),
         mixture=mixture_specs(f"{prefix}.mlp", config, extras.routing) if sparse else None,
         bias=None,
     )
@@ -185,10 +186,11 @@ def layer(
         params.attention, x, pages, angles, meta, config=config, shape=extras.attention
     )
     normed = rms_norm(x, params.mlp_norm, config.norm_eps)
-    out = params.down.added_to(x, params.gate_up.gated(normed, act))
+    inner = params.gate_up.gated(normed, act)
     if params.mixture is None:
-        return out, pages
-    return out + mix(params.mixture, extras.routing, normed, meta, act, params.bias), pages
+        return params.down.added_to(x, inner), pages
+    mixed = mix(params.mixture, extras.routing, normed, meta, act, params.bias)
+    return x + params.mixture.down.total(params.down.added_to(mixed, inner)), pages
 
 
 forward = partial(decode, layer)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from paged import matmul
 from paged.attention import AttentionMetadata
@@ -54,6 +54,10 @@ class Experts(Protocol):
         """activation(gate) * up [R, F], for weights of [K, 2, F]; see `gate`."""
         ...
 
+    def total(self, out: jax.Array) -> jax.Array:
+        """What all experts answer, of what these answer, where they are not all there are."""
+        ...
+
 
 @struct.dataclass
 class DenseExperts(Portable):
@@ -77,6 +81,9 @@ class DenseExperts(Portable):
 
     def gated(self, x: jax.Array, groups: Groups, activation: Activation) -> jax.Array:
         return gate(self(x, groups), activation)
+
+    def total(self, out: jax.Array) -> jax.Array:
+        return out
 
     def on_hopper(self, device_kind: str) -> DenseExperts:
         """See `Portable`."""
@@ -200,7 +207,8 @@ def mix(
 ) -> jax.Array:
     """What the experts chosen for each of x [T, D] answer, added up by their weights; [T, D].
 
-    Padding tokens give no expert work, and get 0. For `bias` see `Routing.choose`.
+    Of the experts that are here: `Experts.total` makes of that what all of them answer. Padding
+    tokens give no expert work, and get 0. For `bias` see `Routing.choose`.
     """
     is_token = meta.write_index[:, None] < DROPPED
     weights, chosen = routing.choose(params.router(x, jnp.dtype(jnp.float32)), bias)
@@ -212,9 +220,9 @@ def mix(
     places = order.places.reshape(weights.shape)
     out = jnp.zeros(x.shape, jnp.float32)
     for i in range(routing.num_chosen):  # one pass over the answers, which are never widened whole
-        answer = answers.at[places[:, i]].get(mode="clip")
+        answer = answers.at[places[:, i]].get(mode="fill", fill_value=0)
         out += weights[:, i, None] * answer.astype(jnp.float32)
-    return jnp.where(is_token, out, 0).astype(x.dtype)
+    return out.astype(x.dtype)
 
 
 def add_mixture(
@@ -227,7 +235,7 @@ def add_mixture(
 ) -> jax.Array:
     """x [T, D] plus what the mixture of a pre-norm layer makes of it."""
     normed = rms_norm(x, params.mlp_norm, config.norm_eps)
-    return x + mix(params.mixture, routing, normed, meta, activation)
+    return x + params.mixture.down.total(mix(params.mixture, routing, normed, meta, activation))
 
 
 def slower_products(params: Any, device: jax.Device) -> list[str]:
@@ -305,9 +313,13 @@ class StackedSpec(ParamSpec):
     each: ParamSpec
 
     def spread(self, sharding: Any) -> tuple[Any, ...]:
-        """See `ParamSpec.spread`: an expert's share is that of its own axes."""
+        """See `ParamSpec.spread`.
+
+        Where experts are shared out, each device first gets a share of each, and they exchange
+        these: an array cannot be on some of the devices alone.
+        """
         if isinstance(sharding, NamedSharding):
-            sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+            sharding = self.each.sharding_on(sharding.mesh)
         return self.each.spread(sharding) * self.shape[0]
 
     def assemble(self, tensors: Sequence[jax.Array], dtype: jnp.dtype) -> jax.Array:
@@ -325,7 +337,7 @@ def stacked(weights: Sequence[Dense]) -> DenseExperts:
     kernel: Any = StackedSpec(
         parts=tuple(part for spec in specs for part in spec.parts),
         shape=(len(specs), *first.shape),
-        axes=(None, *first.axes),
+        axes=("experts", *[None] * len(first.axes)),
         init=first.init,
         each=replace(first, parts=anonymous),
     )

@@ -108,7 +108,7 @@ def specs(config: ModelConfig) -> DecoderParams:
 def _layer_specs(config: ModelConfig, index: int) -> GptOssLayerParams:
     prefix, bias = f"model.layers.{index}", config.attention_bias
     plain = layer_specs(config, index, qkv_bias=bias, out_bias=bias)
-    sinks: Any = vector(f"{prefix}.self_attn.sinks", config.num_heads, "zeros")
+    sinks: Any = vector(f"{prefix}.self_attn.sinks", config.num_heads, "zeros", "heads")
     mixture = _mixture_specs(f"{prefix}.mlp", config)
     return GptOssLayerParams(**vars(sparse_layer_specs(plain, mixture)), sinks=sinks)
 
@@ -119,15 +119,15 @@ def _mixture_specs(prefix: str, config: ModelConfig) -> Mixture:
     hidden_size, packed = config.hidden_size, config.extras.packed
     gate_up, down = f"{prefix}.experts.gate_up_proj", f"{prefix}.experts.down_proj"
     inner, outer = (experts, hidden_size, 2, size), (experts, size, hidden_size)
-    inner_axes, outer_axes = (None, None, None, "mlp"), (None, "mlp", None)
+    inner_axes, outer_axes = ("experts", None, None, None), ("experts", None, None)
     kernels: Any = (
         (mxfp4(gate_up, inner, inner_axes), mxfp4(down, outer, outer_axes))
         if packed
         else (_paired(gate_up, inner, inner_axes, "normal"), _plain(down, outer, outer_axes))
     )
     biases: Any = (
-        _paired(f"{gate_up}_bias", (experts, 2, size), (None, None, "mlp"), "zeros"),
-        _plain(f"{down}_bias", (experts, hidden_size), (None, None), "zeros"),
+        _paired(f"{gate_up}_bias", (experts, 2, size), ("experts", None, None), "zeros"),
+        _plain(f"{down}_bias", (experts, hidden_size), ("experts", None), "zeros"),
     )
     return Mixture(
         router=linear(f"{prefix}.router", hidden_size, experts, bias=True),

@@ -28,6 +28,7 @@ from paged.cache import Pages
 from paged.models.config import ModelConfig, RopeScaling
 from paged.models.config_values import count, flag
 from paged.models.layers import merge_heads, norm, rms_norm
+from paged.models.mesh import own_part
 from paged.models.rope import Rotation, rotate, rotate_pairs, yarn_factor
 from paged.models.weights import Linear, ParamSpec, Part, fused_linear, linear
 
@@ -183,7 +184,8 @@ def attend(
     inputs = params.inputs(rms_norm(x, params.norm, config.norm_eps))
     query, latent, key = jnp.split(inputs, (-shape.row, -shape.rotated), axis=-1)
     if params.query is None or params.query_norm is None:
-        q = query.reshape(len(x), config.num_heads, shape.key)
+        # With several devices, each makes the queries of all heads: they are fused with the latent.
+        q = own_part(query.reshape(len(x), -1, shape.key), config.num_heads, axis=1)
     else:
         q = params.query(rms_norm(query, params.query_norm, _NORM_EPS))
     plain, turned = jnp.split(q, (shape.plain,), axis=-1)

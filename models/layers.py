@@ -145,7 +145,7 @@ def qkv_projection(prefix: str, config: ModelConfig, *, bias: bool) -> Dense:
         f"{prefix}.k_proj": (heads, 1, size),
         f"{prefix}.v_proj": (heads, 1, size),
     }
-    axes = (None, "heads", None, None)
+    axes = (None, "kv_heads", None, None)
     return fused_linear(parts, config.hidden_size, bias=bias, join_axis=1, axes=axes)
 
 
@@ -162,7 +162,7 @@ def joined_qkv_projection(name: str, config: ModelConfig, *, bias: bool) -> Dens
     biases = tuple(
         Part(f"{name}.bias", (outputs,), (heads, rows, size), first) for rows, first in slices
     )
-    shape, axes = (heads, group + 2, size), ("heads", None, None)
+    shape, axes = (heads, group + 2, size), ("kv_heads", None, None)
     kernel: Any = ParamSpec(
         weights, (inputs, *shape), (None, *axes), "normal", join_axis=1, transpose=True
     )
@@ -177,11 +177,11 @@ def out_projection(prefix: str, config: ModelConfig, *, bias: bool) -> Dense:
     return linear(f"{prefix}.o_proj", inputs, config.hidden_size, bias=bias, axes=axes)
 
 
-def gate_up_projection(prefix: str, config: ModelConfig, *, bias: bool) -> Dense:
+def gate_up_projection(prefix: str, config: ModelConfig, *, bias: bool, axis: str = "mlp") -> Dense:
     """Description of the fused gate and up projections of a gated MLP."""
     size = config.intermediate_size
     parts = {f"{prefix}.gate_proj": (1, size), f"{prefix}.up_proj": (1, size)}
-    axes = (None, None, "mlp")
+    axes = (None, None, axis)
     return fused_linear(parts, config.hidden_size, bias=bias, join_axis=0, axes=axes)
 
 
@@ -192,10 +192,10 @@ def joined_gate_up_projection(name: str, config: ModelConfig) -> Dense:
     return fused_linear(parts, config.hidden_size, bias=False, join_axis=0, axes=axes)
 
 
-def down_projection(prefix: str, config: ModelConfig, *, bias: bool) -> Dense:
+def down_projection(prefix: str, config: ModelConfig, *, bias: bool, axis: str = "mlp") -> Dense:
     """Description of the projection from the MLP back to the residual stream."""
     inputs = config.intermediate_size
-    axes = ("mlp", None)
+    axes = (axis, None)
     return linear(f"{prefix}.down_proj", inputs, config.hidden_size, bias=bias, axes=axes)
 
 

@@ -26,6 +26,7 @@ from paged.models.layers import (
     split_qkv,
 )
 from paged.models.rope import Rotation, rotate
+from paged.models.weights import vector
 
 DEFAULTS: dict[str, Any] = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 
@@ -62,9 +63,14 @@ def _layer_specs(config: ModelConfig, index: int) -> Olmo2LayerParams:
     )
     return Olmo2LayerParams(
         **vars(plain),
-        q_norm=norm(f"{prefix}.self_attn.q_norm", config.num_heads * config.head_dim),
-        k_norm=norm(f"{prefix}.self_attn.k_norm", config.num_kv_heads * config.head_dim),
+        q_norm=_joint_norm(f"{prefix}.self_attn.q_norm", config.num_heads * config.head_dim),
+        k_norm=_joint_norm(f"{prefix}.self_attn.k_norm", config.num_kv_heads * config.head_dim),
     )
+
+
+def _joint_norm(name: str, size: int) -> Any:
+    """Description of the weight of a norm of all heads as one, which devices cannot share out."""
+    return vector(f"{name}.weight", size, "ones", "joint_heads")
 
 
 @partial(jax.jit, static_argnames=("config", "window"))

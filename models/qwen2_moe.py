@@ -132,8 +132,12 @@ def _layer_specs(config: ModelConfig, index: int) -> LayerParams | Qwen2MoeLayer
     shared = replace(config, intermediate_size=extras.shared_size)
     return Qwen2MoeLayerParams(
         **vars(sparse),
-        shared_gate_up=gate_up_projection(f"{prefix}.shared_expert", shared, bias=False),
-        shared_down=down_projection(f"{prefix}.shared_expert", shared, bias=False),
+        shared_gate_up=gate_up_projection(
+            f"{prefix}.shared_expert", shared, bias=False, axis="shared_mlp"
+        ),
+        shared_down=down_projection(
+            f"{prefix}.shared_expert", shared, bias=False, axis="shared_mlp"
+        ),
         shared_weight=linear(f"{prefix}.shared_expert_gate", config.hidden_size, 1),
     )
 
@@ -157,7 +161,7 @@ def layer(
     mixed = mix(params.mixture, config.extras.routing, normed, meta, config.hidden_act)
     weight = jax.nn.sigmoid(params.shared_weight(normed, jnp.dtype(jnp.float32))).astype(x.dtype)
     shared = params.shared_down(params.shared_gate_up.gated(normed, config.hidden_act))
-    return x + mixed + weight * shared, pages
+    return x + params.mixture.down.total(mixed + weight * shared), pages
 
 
 forward = partial(decode, layer)

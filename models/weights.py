@@ -24,12 +24,20 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from paged import matmul
 from paged.models.activations import gate
+from paged.models.mesh import TENSOR
 
 Init = Literal["normal", "ones", "zeros"]
 _DEVIATION = 0.02  # of random weights
 
 # Logical axis -> mesh axis. Axes that are absent, like the residual stream, are replicated.
-SHARDING_RULES = {"vocab": "tensor", "heads": "tensor", "mlp": "tensor"}
+SHARDING_RULES = {
+    "vocab": TENSOR,
+    "heads": TENSOR,
+    "kv_heads": TENSOR,
+    "mlp": TENSOR,
+    "shared_mlp": TENSOR,  # of experts that stand beside a mixture, with which they are summed
+    "experts": TENSOR,
+}
 
 
 class Linear(Protocol):
@@ -243,8 +251,11 @@ class ParamSpec:
         return None
 
     def sharding_on(self, mesh: Mesh | AbstractMesh) -> NamedSharding:
-        """How it lies on the devices of `mesh`."""
-        rules = [SHARDING_RULES.get(axis) if axis else None for axis in self.axes]
+        """How it lies on the devices of `mesh`, of which each has all that goes into no shares."""
+        rules = [
+            SHARDING_RULES.get(axis) if axis and size % mesh.size == 0 else None
+            for axis, size in zip(self.axes, self.shape, strict=True)
+        ]
         return NamedSharding(mesh, PartitionSpec(*rules))
 
     def spread(self, sharding: Any) -> tuple[Any, ...]:
@@ -274,9 +285,9 @@ class ParamSpec:
         return jnp.moveaxis(joined, -1, 0) if self.transpose else jnp.copy(joined)
 
 
-def vector(name: str, size: int, init: Init) -> ParamSpec:
-    """A parameter of one axis that every device holds whole, such as the weight of a norm."""
-    return ParamSpec((Part(name, (size,), (size,)),), (size,), (None,), init)
+def vector(name: str, size: int, init: Init, axis: str | None = None) -> ParamSpec:
+    """A parameter of one axis, which every device holds whole unless the axis has a name."""
+    return ParamSpec((Part(name, (size,), (size,)),), (size,), (axis,), init)
 
 
 def embedding(name: str, vocab_size: int, hidden_size: int) -> Embedding:
@@ -345,13 +356,21 @@ def param_bytes(specs: Any, dtype: jnp.dtype) -> int:
     return sum(math.prod(spec.shape) * spec.dtype_among(dtype).itemsize for spec in leaves)
 
 
-def param_shapes(specs: Any, dtype: jnp.dtype) -> Any:
-    """The described parameters in `dtype` as shapes alone, to compile and to count bytes with."""
-    return jax.tree.map(
-        lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype_among(dtype)), specs
-    )
+def param_shapes(specs: Any, dtype: jnp.dtype, mesh: Mesh | AbstractMesh | None = None) -> Any:
+    """The described parameters in `dtype` as shapes alone, to compile and to count bytes with.
+
+    On a mesh, these tell where they lie; see `paged.models.mesh.shares`.
+    """
+
+    def shape_of(spec: ParamSpec) -> jax.ShapeDtypeStruct:
+        sharding = None if mesh is None else spec.sharding_on(mesh)
+        return jax.ShapeDtypeStruct(spec.shape, spec.dtype_among(dtype), sharding=sharding)
+
+    return jax.tree.map(shape_of, specs)
 
 
-def param_shardings(specs: Any, mesh: Mesh) -> Any:
-    """The pytree of shardings for the described parameters on `mesh`."""
+def param_shardings(specs: Any, mesh: Mesh | None) -> Any:
+    """The pytree of shardings for the described parameters on `mesh`; None without one."""
+    if mesh is None:
+        return None
     return jax.tree.map(lambda spec: spec.sharding_on(mesh), specs)

@@ -10,6 +10,9 @@ A used page is held by one or more page tables, which the pool counts. A cached 
 nobody but carries the hash of its content; it is shared again on a hit, or evicted, least recently
 used first, when the free pages run out. All operations take constant time per page.
 
+A page that its sequence left before it was full carries the hash of the tokens that are in it. Who
+goes on from there would write to it, and so copies it.
+
 A page serves the layers of one group (see `paged.groups`): tokens have a page in each, and so their
 hash names one page a group.
 
@@ -72,6 +75,7 @@ class PagePool:
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._hash_of: dict[int, bytes] = {}
         self._page_of: dict[bytes, int] = {}
+        self._partial: set[int] = set()  # pages with a hash that are not full
 
     @property
     def num_free(self) -> int:
@@ -171,16 +175,24 @@ class PagePool:
             else:
                 self._free.append(page)
 
-    def register(self, page: int, page_hash: bytes, group: int = 0) -> None:
+    def register(
+        self, page: int, page_hash: bytes, group: int = 0, *, partial: bool = False
+    ) -> None:
         """Let a used page be found by the hash of its content, in its group of layers.
 
         If another page holds that hash already, this one stays without: a hash names one page.
+
+        Args:
+            partial: the page is not full. It does not go on in host memory: as many bytes would
+                be moved as of a full one, for fewer tokens.
         """
         assert self._references[page], f"page {page} is not used: its content is undefined"
         assert page not in self._hash_of, f"page {page} already carries a hash"
         page_hash = of_group(page_hash, group)
         if self.enable_prefix_caching and page_hash not in self._page_of:
             self._name(page, page_hash)
+            if partial:
+                self._partial.add(page)
 
     def find(self, page_hash: bytes, group: int = 0, *, on_host: bool = False) -> int | None:
         """The page of a group that holds the content of that hash. Takes no reference.
@@ -215,6 +227,7 @@ class PagePool:
         self._cached.clear()
         self._hash_of.clear()
         self._page_of.clear()
+        self._partial.clear()
         return True
 
     def check(self) -> None:
@@ -230,6 +243,7 @@ class PagePool:
         assert cached <= self._hash_of.keys(), "a page without a hash is cached"
         assert not free & self._hash_of.keys(), "a page with a hash is free"
         assert {page: page_hash for page_hash, page in self._page_of.items()} == self._hash_of
+        assert self._partial <= self._hash_of.keys(), "a page without a hash is partial"
         self.host.check()
 
     def _name(self, page: int, page_hash: bytes) -> None:
@@ -241,7 +255,9 @@ class PagePool:
         page, _ = self._cached.popitem(last=False)
         page_hash = self._hash_of.pop(page)
         del self._page_of[page_hash]
-        host_page = self.host.take(page_hash)
+        is_full = page not in self._partial
+        self._partial.discard(page)
+        host_page = self.host.take(page_hash) if is_full else None
         if host_page is not None:
             self._moves.append(PageMove(page, host_page, to_host=True, page_hash=page_hash))
             self.num_saved += 1

@@ -27,13 +27,13 @@ def root_hash(salt: str = "") -> bytes:
 
 
 def page_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Hash of a full page.
+    """Hash of a page, full or not.
 
     Args:
         parent: hash of the page before it, or the root.
         tokens: the ids in the page, each within 32 bits.
     """
-    # Both parts have fixed sizes for a given pool, so no two inputs run together.
+    # All parents, and all tokens, have one size, so no two inputs run together.
     content = parent + array("i", tokens).tobytes()
     return blake2b(content, digest_size=_HASH_BYTES, person=b"paged page").digest()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -10,7 +12,6 @@ from paged.attention import default_backend, left_to_others
 from paged.cache import Pages
 from paged.models.experts import slower_products
 from paged.models.quantized import expanded_weights
-from paged.models.weights import param_shapes
 from paged.runtime.errors import ConfigError
 from paged.runtime.steps import StepShapes
 
@@ -37,8 +38,13 @@ def choose_backend(wanted: str, device: jax.Device) -> str:
     )
 
 
-def slower_paths(shapes: StepShapes, dtype: jnp.dtype, device: jax.Device) -> list[str]:
-    """What of the steps of a model in `dtype` a GPU could do faster, and why it does not."""
+def slower_paths(
+    shapes: StepShapes, dtype: jnp.dtype, device: jax.Device, params: Any
+) -> list[str]:
+    """What of the steps of a model in `dtype` a GPU could do faster, and why it does not.
+
+    `params` are the shapes of the weights that it has.
+    """
     if device.platform == "cpu":
         return []
     q = jax.ShapeDtypeStruct((1, shapes.model.num_heads, shapes.model.head_dim), dtype)
@@ -46,7 +52,6 @@ def slower_paths(shapes: StepShapes, dtype: jnp.dtype, device: jax.Device) -> li
     paths = _asked_for(shapes.backend, device) + left_to_others(shapes.backend, q, pages)
     if matmul.available(device) and dtype.itemsize != 2:
         paths.append(f"weights are multiplied by XLA: our kernel takes 16-bit floats, not {dtype}")
-    params = param_shapes(shapes.family.specs(shapes.model), dtype)
     return paths + slower_products(params, device) + expanded_weights(params, device)
 
 

@@ -1,8 +1,8 @@
 """Beam search: the likeliest continuations of a prompt, found by keeping several and growing each.
 
 The search is a few host operations on top of an engine. It asks for one more token of every beam
-by a request that reads the beam as its prompt: beams share all pages that are full in the prefix
-cache, and compute again what stands in the last one, at most a page of tokens.
+by a request that reads the beam as its prompt. The prefix cache has all of it but the newest token:
+beams share the pages that are full, and each copies the one that it goes on in.
 """
 
 from __future__ import annotations

@@ -79,6 +79,18 @@ class EngineConfig:
         "Where request defaults come from: 'auto' the model's generation_config.json, "
         "'paged' neutral ones.",
     )
+    tensor_parallel_size: int = option(
+        1,
+        "Devices of this machine that share the model: each has its share of the weights and of "
+        "the KV pages. It must divide the attention heads.",
+        also=("-tp",),
+    )
+    pipeline_parallel_size: int = option(
+        1, "Always 1: devices share every layer (--tensor-parallel-size).", also=("-pp",)
+    )
+    data_parallel_size: int = option(
+        1, "Always 1: a server has one copy of a model; start another for another.", also=("-dp",)
+    )
     gpu_memory_utilization: float = option(
         0.9, "Share of the device's memory for weights, step memory and KV pages."
     )
@@ -166,6 +178,7 @@ class EngineConfig:
                 f"--block-size must be one of {', '.join(map(str, PAGE_SIZES))}, "
                 f"got {self.block_size}"
             )
+        self._check_devices()
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
                 "--gpu-memory-utilization must be above 0 and at most 1, "
@@ -229,6 +242,23 @@ class EngineConfig:
         for name in ("long_prompt_threshold", "max_long_partial_prefills"):
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+
+    def _check_devices(self) -> None:
+        if self.tensor_parallel_size < 1:
+            raise ConfigError(
+                f"--tensor-parallel-size must be at least 1, got {self.tensor_parallel_size}"
+            )
+        if self.pipeline_parallel_size != 1:
+            raise ConfigError(
+                f"--pipeline-parallel-size must be 1, got {self.pipeline_parallel_size}: devices "
+                "share every layer, which --tensor-parallel-size is for"
+            )
+        if self.data_parallel_size != 1:
+            raise ConfigError(
+                f"--data-parallel-size must be 1, got {self.data_parallel_size}: a server has one "
+                "copy of a model. Start a server for each copy, on devices of its own "
+                "(CUDA_VISIBLE_DEVICES)"
+            )
 
     def _check_offloading(self) -> None:
         if not 0 <= self.kv_offloading_size < float("inf"):

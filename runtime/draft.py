@@ -20,6 +20,7 @@ class Draft:
         decodes, chunks: its rows of one token, and the longer ones.
         long: what it may do for long sequences, where these have a lane of their own.
         admitted, page_updates, copies: see `StepPlan`.
+        sources: pages to be copied, on hold until the plan is made.
     """
 
     budget: int
@@ -30,6 +31,7 @@ class Draft:
     admitted: list[Sequence] = field(default_factory=list)
     page_updates: list[PageUpdate] = field(default_factory=list)
     copies: list[PageCopy] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
 
     def give_pages(self, sequence: Sequence, group: int, pages: list[int]) -> None:
         """Append pages to the sequence's table of a group of layers."""

@@ -54,8 +54,12 @@ class HostStore:
         self._in_transit: deque[tuple[int, jax.Array]] = deque()
         self._num_moving = 0
         self.on_save: Callable[[bytes, PageContent], None] = lambda page_hash, content: None
+        self._copied = shapes.placement.copied_to("pinned_host") or self._host
         if jax.default_backend() != "cpu":
-            self._reserve(shapes.num_host_pages * shapes.cache.bytes_per_page)
+            self._reserve(
+                shapes.num_host_pages * shapes.cache.bytes_per_page,
+                shapes.placement.num_devices,
+            )
 
     def move(self, cache: PagedKVCache, moves: Sequence[PageMove]) -> PagedKVCache:
         """Enqueue moves, in their order. The cache is donated."""
@@ -139,8 +143,8 @@ class HostStore:
         self._in_transit.append((count, done))
         self._num_moving += count
 
-    def _reserve(self, num_bytes: int) -> None:
-        """Have the memory pinned now, which takes long; the allocator keeps it.
+    def _reserve(self, num_bytes: int, num_devices: int) -> None:
+        """Have so much memory pinned for each device now, which takes long; allocators keep it.
 
         Raises:
             ConfigError: it cannot be had.
@@ -148,11 +152,12 @@ class HostStore:
         nothing = np.zeros(_RESERVED_AT_ONCE, np.uint8)
         times = ceil(num_bytes / _RESERVED_AT_ONCE)
         try:
-            jax.block_until_ready([jax.device_put(nothing, self._host) for _ in range(times)])
+            jax.block_until_ready([jax.device_put(nothing, self._copied) for _ in range(times)])
         except jax.errors.JaxRuntimeError as error:
+            wanted = size_text(num_bytes * num_devices)
             raise ConfigError(
-                f"--kv-offloading-size is {size_text(num_bytes)}, which cannot be had as pinned "
-                f"memory: {error}. Give less, or raise XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB."
+                f"--kv-offloading-size is {wanted}, which cannot be had as pinned memory: {error}. "
+                "Give less, or raise XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB."
             ) from error
 
 

@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -56,12 +56,13 @@ class Job(NamedTuple):
     donated: tuple[int, ...] = ()
 
 
-def processes_for(device: jax.Device) -> int:
-    """How many beside this one make the many programs of a device soonest.
+def processes_for(devices: Sequence[jax.Device]) -> int:
+    """How many beside this one make the many programs of some devices soonest.
 
-    None for a CPU, whose programs take less time than such a process takes to start.
+    None for a CPU, whose programs take less time than such a process takes to start, and none for
+    several devices, which no such process has.
     """
-    if device.platform == "cpu":
+    if devices[0].platform == "cpu" or len(devices) > 1:
         return 0
     return max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // _CORES_FOR_EACH))
 

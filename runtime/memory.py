@@ -16,7 +16,7 @@ _SHORTEST = 2
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes by purpose.
+    """Bytes by purpose, those of each device where several share a model.
 
     Attributes:
         budget: what the engine may use; None where only the pages are bounded (CPU).
@@ -28,6 +28,7 @@ class MemoryPlan:
         pages_per_sequence: pages that one holds at its end, in all groups of layers.
         num_host_pages: pages in host memory.
         transit: for pages on their way from and to the host.
+        num_devices: that share the model. All have the same pages, of their own heads.
     """
 
     budget: int | None
@@ -41,6 +42,7 @@ class MemoryPlan:
     pages_per_sequence: int
     num_host_pages: int = 0
     transit: int = 0
+    num_devices: int = 1
 
     @property
     def num_tokens(self) -> int:
@@ -74,8 +76,9 @@ class MemoryPlan:
             "step memory": self.steps,  # not worked out without a budget
             "host transfers": self.transit,
         }
+        of_each = f" of each of {self.num_devices} devices" if self.num_devices > 1 else ""
         lines = [
-            "Memory:",
+            f"Memory{of_each}:",
             *(f"  {name:14} {size_text(share)}" for name, share in shares.items() if share),
             f"  {'KV pages':14} {size_text(pages)}  ({self.num_pages} of {self.page_size} tokens)",
             f"GPU KV cache size: {self.num_tokens:,} tokens"
@@ -85,7 +88,7 @@ class MemoryPlan:
             f"{self.num_full_sequences:.2f}x",
         ]
         if self.num_host_pages:
-            host = size_text(self.num_host_pages * self.bytes_per_page)
+            host = size_text(self.num_host_pages * self.bytes_per_page * self.num_devices)
             lines.append(f"Host KV cache size: {self.num_host_tokens:,} tokens ({host})")
         return "\n".join(lines)
 
@@ -188,12 +191,15 @@ def check_host_memory(plan: MemoryPlan, available: int | None) -> None:
     Raises:
         ConfigError: with the numbers.
     """
-    pages = (plan.num_pages + plan.num_host_pages) * plan.bytes_per_page
-    if available is None or plan.weights + plan.state + pages <= available:
+    # A CPU's devices are one, however many it is told to be.
+    weights, state = plan.weights * plan.num_devices, plan.state * plan.num_devices
+    num_pages = (plan.num_pages + plan.num_host_pages) * plan.num_devices
+    pages = num_pages * plan.bytes_per_page
+    if available is None or weights + state + pages <= available:
         return
     raise ConfigError(
         f"This machine has {size_text(available)} of memory left, and the model wants more: "
-        f"weights {size_text(plan.weights)}, slot state {size_text(plan.state)}, KV pages "
+        f"weights {size_text(weights)}, slot state {size_text(state)}, KV pages "
         f"{size_text(pages)}. Lower --kv-cache-memory-bytes or --kv-offloading-size, or take a "
         "smaller model or --dtype."
     )

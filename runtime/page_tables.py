@@ -15,7 +15,7 @@ from typing import NamedTuple
 from paged.groups import Windows, entries_behind, most_entries
 from paged.hits import find_prefix
 from paged.pool import NULL_PAGE, PagePool
-from paged.prefix import extend_hashes
+from paged.prefix import extend_hashes, page_hash, root_hash
 from paged.runtime.draft import Draft
 from paged.runtime.load_costs import LoadCosts
 from paged.runtime.plan import PageCopy
@@ -44,6 +44,11 @@ class Prefix(NamedTuple):
         """Its full pages, to be brought. The other would be written to: it is copied."""
         tables = zip(self.tables, self.num_behind, strict=True)
         return [page for table, behind in tables for page in table[behind : self.num_full]]
+
+    @property
+    def copied(self) -> list[int]:
+        """Its pages that are filled in part, one for each group or none."""
+        return [page for table in self.tables for page in table[self.num_full :]]
 
 
 class PageTables:
@@ -80,6 +85,10 @@ class PageTables:
         """
         if not self._pool.enable_prefix_caching:
             return self.no_prefix()
+        return self._with_part(sequence, self._full_prefix(sequence))
+
+    def _full_prefix(self, sequence: Sequence) -> Prefix:
+        """As far as it is made of full pages."""
         num_pages = (sequence.num_tokens - 1) // self._page_size
         self._hash_pages(sequence, num_pages)
         hashes = sequence.page_hashes[:num_pages]
@@ -96,6 +105,34 @@ class PageTables:
     def _found_prefix(self, hashes: list[bytes], *, on_host: bool = False) -> Prefix:
         tables = find_prefix(self._pool, hashes, self._windows, on_host=on_host)
         return self._prefix(len(tables[0]) * self._page_size, tables)
+
+    def _with_part(self, sequence: Sequence, prefix: Prefix) -> Prefix:
+        """The prefix, and the most that pages which are filled in part hold of what follows."""
+        start = prefix.num_tokens
+        most = min(self._page_size, sequence.num_tokens - start) - 1
+        parent = self._parent_hash(sequence, prefix.num_full)
+        tokens = sequence.tokens(start, start + most)
+        for length in range(most, 0, -1):
+            pages = self._find_in_all(page_hash(parent, tokens[:length]))
+            if pages is not None:
+                tables = [[*table, page] for table, page in zip(prefix.tables, pages, strict=True)]
+                part = self._prefix(start + length, tables)
+                return part._replace(num_from_host=prefix.num_from_host)
+        return prefix
+
+    def _find_in_all(self, name: bytes) -> list[int] | None:
+        """The pages of that hash in every group, if all have one."""
+        pages = list[int]()
+        for group in range(len(self._windows)):
+            if (page := self._pool.find(name, group)) is None:
+                return None
+            pages.append(page)
+        return pages
+
+    def _parent_hash(self, sequence: Sequence, num_pages: int) -> bytes:
+        """The hash that comes before that of the page behind so many full ones."""
+        self._hash_pages(sequence, num_pages)
+        return sequence.page_hashes[num_pages - 1] if num_pages else root_hash(sequence.cache_salt)
 
     def forked_prefix(self, sequence: Sequence, parent: Sequence) -> Prefix | None:
         """All but the last token of the prompt in its parent's pages, unless some are gone."""
@@ -126,6 +163,8 @@ class PageTables:
 
         Where a group sees all, for all known tokens.
         """
+        self._pool.share(prefix.copied)  # else they might be taken for what is written
+        draft.sources += prefix.copied
         full = iter(self._pool.bring(prefix.shared))
         sequence.num_computed = prefix.num_tokens
         sequence.num_registered, sequence.num_behind = prefix.num_full, prefix.num_behind
@@ -196,8 +235,21 @@ class PageTables:
             tokens = sequence.tokens(len(hashes) * page_size, num_pages * page_size)
             extend_hashes(hashes, tokens, page_size, sequence.cache_salt)
 
+    def _register_part(self, sequence: Sequence) -> None:
+        """Let the pool find its last page, which is not full."""
+        known = min(sequence.num_computed, sequence.num_tokens)
+        num_full, length = divmod(known, self._page_size)
+        if not length or not self._pool.enable_prefix_caching:
+            return
+        tokens = sequence.tokens(known - length, known)
+        name = page_hash(self._parent_hash(sequence, num_full), tokens)
+        for group, table in enumerate(sequence.page_tables):
+            if (page := table[num_full]) != NULL_PAGE:  # a window may have passed by on its way
+                self._pool.register(page, name, group, partial=True)
+
     def release(self, sequence: Sequence) -> None:
         """Give all its pages back."""
+        self._register_part(sequence)
         self._pool.release(_entry_by_entry(sequence.page_tables))
         sequence.page_tables = []
         sequence.num_computed = 0

@@ -14,6 +14,7 @@ from paged.cache import PagedKVCache, copy_pages, read_pages, write_pages
 from paged.runtime.buckets import Bucket
 from paged.runtime.compiler import Compiler, memory_to_run
 from paged.runtime.lowering import Job, Key
+from paged.runtime.placement import COPIED
 from paged.runtime.sampler import SamplingMode, load_history, load_masks, load_rules, num_words
 from paged.runtime.steps import (
     COPY_ROOM,
@@ -91,7 +92,7 @@ def _fixed(shapes: StepShapes) -> Any:
 
 def all_jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
     """Every program, the slowest to compile first."""
-    cache = PagedKVCache.shapes(shapes.cache)
+    cache = shapes.placement.cache_shapes(shapes.cache)
     slots = jax.eval_shape(shapes.slot_state)
     state = jax.eval_shape(shapes.sampler_state)
     yield from _step_jobs(shapes, params, cache, slots, state)
@@ -108,9 +109,12 @@ def _step_jobs(
     then the largest.
     """
 
+    place = shapes.placement
+
     def forward_job(bucket: Bucket) -> Job:
         step = partial(forward, shapes=shapes, bucket=bucket)
-        return Job(step, (params, cache, slots, _int32(shapes.layout(bucket).size)), (1, 2))
+        args = (params, cache, slots, _int32(shapes.layout(bucket).size))
+        return place.job(step, args, (1, 2), out=(place.pages, COPIED, COPIED))
 
     smallest = forward_job(shapes.buckets.all()[-1])
     out = jax.eval_shape(smallest.function, *smallest.args)[2]
@@ -119,35 +123,39 @@ def _step_jobs(
     for size in shapes.buckets.scoring:
         hidden = jax.ShapeDtypeStruct((size, out.last_hidden.shape[1]), out.last_hidden.dtype)
         scored = (params.without_layers, hidden, _int32(size))
-        yield ("score", size), Job(partial(score, shapes=shapes), scored)
+        yield ("score", size), place.job(partial(score, shapes=shapes), scored)
     # Mode by mode, so that what the modes of a size have in common is tuned once for all of them.
     for mode in SamplingMode:
         for rows in reversed(shapes.buckets.sampling):
             kept = state if mode >= SamplingMode.ADJUSTED else None
             args = (params.without_layers, slots, kept, out.last_hidden, out.sampling)
             sampler = partial(sample, shapes=shapes, num_rows=rows, mode=mode)
-            yield ("sample", rows, mode), Job(sampler, args, (1, 2))
+            yield ("sample", rows, mode), place.job(sampler, args, (1, 2))
 
 
 def _page_jobs(shapes: StepShapes, cache: PagedKVCache) -> Iterator[tuple[Key, Job]]:
     """What moves pages."""
-    yield ("copy_pages",), Job(copy_pages, (cache, _int32(COPY_ROOM), _int32(COPY_ROOM)), (0,))
+    place, pairs = shapes.placement, _int32(COPY_ROOM)
+    pages = place.pages
+    yield ("copy_pages",), place.job(copy_pages, (cache, pairs, pairs), (0,), out=pages)
     for size in MOVE_SIZES if shapes.num_host_pages else ():
-        contents = jax.eval_shape(read_pages, cache, _int32(size))
-        yield ("read_pages", size), Job(read_pages, (cache, _int32(size)))
-        yield ("write_pages", size), Job(write_pages, (cache, _int32(size), contents), (0,))
+        contents = place.shaped(jax.eval_shape(read_pages, cache, _int32(size)), pages)
+        yield ("read_pages", size), place.job(read_pages, (cache, _int32(size)), out=pages)
+        written = (cache, _int32(size), contents)
+        yield ("write_pages", size), place.job(write_pages, written, (0,), out=(pages, COPIED))
 
 
 def _slot_jobs(shapes: StepShapes, slots: Any, state: Any) -> Iterator[tuple[Key, Job]]:
     """What tells slots of their sequences."""
-    yield ("update_tables",), Job(update_tables, (slots, _int32(UPDATE_ROOM, 3)), (0,))
+    job = shapes.placement.job
+    yield ("update_tables",), job(update_tables, (slots, _int32(UPDATE_ROOM, 3)), (0,))
     number, flag = _int32(), jax.ShapeDtypeStruct((), jnp.bool_)
     history = (state, number, _int32(HISTORY_ROOM), number, flag)
-    yield ("load_history",), Job(load_history, history, (0,))
+    yield ("load_history",), job(load_history, history, (0,))
     rules = (_int32(NUM_RULES), jax.ShapeDtypeStruct((NUM_RULES,), jnp.float32), _int32(NUM_RULES))
-    yield ("load_rules",), Job(load_rules, (state, number, *rules), (0,))
+    yield ("load_rules",), job(load_rules, (state, number, *rules), (0,))
     masks = _int32(MASK_ROOM, num_words(shapes.model.vocab_size))
-    yield ("load_masks",), Job(load_masks, (state, _int32(MASK_ROOM), masks), (0,))
+    yield ("load_masks",), job(load_masks, (state, _int32(MASK_ROOM), masks), (0,))
 
 
 def _int32(*shape: int) -> jax.ShapeDtypeStruct:

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.cache import PagedKVCache
 from paged.host_pages import PageMove
 from paged.models.layers import DecoderParams
 from paged.runtime.batch import SlotSampling, pack, pack_updates
@@ -153,9 +152,9 @@ class StepRunner:
         self._params = params
         self._head = params.without_layers
         self._programs = Programs(shapes, params, compiler, show_progress=progress)
-        self._cache = PagedKVCache.zeros(shapes.cache)
-        self._slots = shapes.slot_state()
-        self._sampler = shapes.sampler_state()
+        self._cache = shapes.placement.zeros(shapes.cache)
+        self._slots = shapes.placement.copied(shapes.slot_state())
+        self._sampler = shapes.placement.copied(shapes.sampler_state())
         self._sampling = SlotSampling(shapes.buckets.max_num_seqs)
         self._modes: NDArray[np.int8] = np.zeros(shapes.buckets.max_num_seqs, np.int8)
         self._scoring: set[int] = set()
@@ -175,8 +174,8 @@ class StepRunner:
 
     def fingerprint(self) -> str:
         """A name for what this model writes to its pages, here and in other processes."""
-        cache = replace(self.shapes.cache, num_pages=0)
-        return fingerprint(self._params, (self.shapes.model, cache, source_digest()))
+        cache, size = replace(self.shapes.cache, num_pages=0), self.shapes.placement.num_devices
+        return fingerprint(self._params, (self.shapes.model, cache, size, source_digest()))
 
     def move(self, moves: tuple[PageMove, ...]) -> None:
         """Enqueue moves of pages to the host and back."""

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
+from paged.models.mesh import highest, own_part
 from paged.runtime.config import MAX_LOGPROBS
 from paged.truncation import truncation_thresholds
 
@@ -164,24 +165,35 @@ def _most_likely(logits: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
 
 
 def choose_tokens(
-    logits: jax.Array, rows: SamplingRows, state: SamplerState | None, mode: SamplingMode
+    logits: jax.Array,
+    rows: SamplingRows,
+    state: SamplerState | None,
+    mode: SamplingMode,
+    vocab_size: int | None = None,
 ) -> jax.Array:
     """The next token of each row: [R] int32 from logits [R, V] float32.
 
     `state` is needed from ADJUSTED on, and makes FILTERED do the same.
+
+    Args:
+        vocab_size: V, of which up to RANDOM the logits may be this device's share alone (see
+            `paged.models.mesh`); None for all.
     """
+    share = logits.shape[1]
+    vocab_size = vocab_size or share
     if mode == SamplingMode.GREEDY:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return highest(logits, vocab_size)
     if state is not None:
         logits = _penalise(_apply_rules(logits, rows, state), rows, state)
         logits = _restrict(logits, state.allowed[rows.slots])
     greedy = rows.temperature == 0
     temperature = jnp.where(greedy, 1.0, rows.temperature)
     scores = logits / temperature[:, None]
-    scores += jnp.where(greedy[:, None], 0.0, _gumbel(rows, logits.shape[1]))
+    noise = own_part(_gumbel(rows, vocab_size), share, axis=1)
+    scores += jnp.where(greedy[:, None], 0.0, noise)
     if mode >= SamplingMode.FILTERED:
         scores = jnp.where(_kept(logits, rows, temperature), scores, _NEVER)
-    return jnp.argmax(scores, axis=-1).astype(jnp.int32)
+    return highest(scores, vocab_size)
 
 
 def count_tokens(state: SamplerState, rows: SamplingRows, tokens: jax.Array) -> SamplerState:

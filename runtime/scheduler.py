@@ -238,6 +238,7 @@ class Scheduler:
         if not (draft.decodes or draft.chunks):
             return None
         plan = draft.finish(self.pool.take_moves())
+        self.pool.release(draft.sources)  # whoever takes them writes in a later step
         if self._waiting.has_forks:
             for row in plan.rows:
                 if row.samples:
@@ -363,7 +364,7 @@ class Scheduler:
         num_pages = self._tables.num_own(sequence, prefix) + num_spare * len(self.config.windows)
         if draft.long is not None and sequence.is_long and draft.long.num_running:
             num_pages += int(RESERVE * self.pool.num_pages)
-        if not length or not self.pool.can_allocate(num_pages, prefix.shared):
+        if not length or not self.pool.can_allocate(num_pages, prefix.shared + prefix.copied):
             return False
         self._waiting.remove(sequence)
         self._running.add(sequence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import ceil
@@ -16,13 +16,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paged.cache import KV_DTYPES, CacheSpec, PagedKVCache, read_pages
+from paged.cache import KV_DTYPES, CacheSpec, read_pages
 from paged.groups import group_layers, most_pages
 from paged.models.config import ModelConfig, resolve_dtype
 from paged.models.loading import ModelSource
+from paged.models.mesh import shares
 from paged.models.quantized import weight_bytes
 from paged.models.registry import get_family
-from paged.models.weights import for_device, param_bytes, param_shapes
+from paged.models.spread import check_devices, spread_shapes
+from paged.models.weights import for_device
 from paged.pool import PagePool
 from paged.runtime.backend import choose_backend, slower_paths
 from paged.runtime.buckets import FEWEST_ROWS_ON_GPU, Buckets
@@ -44,6 +46,7 @@ from paged.runtime.memory import (
     page_memory,
     size_text,
 )
+from paged.runtime.placement import Placement, choose_devices
 from paged.runtime.programs import step_memory
 from paged.runtime.runner import StepRunner
 from paged.runtime.scheduler import SchedulerConfig
@@ -77,8 +80,8 @@ class StepLimits:
     max_num_batched_tokens: int
 
 
-def claim_device(config: EngineConfig) -> jax.Device:
-    """The device, of all whose memory JAX reserves the engine's share when it first looks at it.
+def claim_devices(config: EngineConfig) -> tuple[jax.Device, ...]:
+    """The devices, of whose memory JAX reserves the engine's share when it first looks at them.
 
     What the user has put into the environment wins. What is put there here does not stay: it would
     be the share of the processes that this one starts, too.
@@ -91,7 +94,7 @@ def claim_device(config: EngineConfig) -> jax.Device:
         limits[_PINNED_LIMIT] = str(pinned)
     os.environ |= limits
     try:
-        return jax.devices()[0]
+        return choose_devices(config.tensor_parallel_size)
     finally:
         for name in limits:
             del os.environ[name]
@@ -107,19 +110,23 @@ def prepare(
     """
     _check_page_folder(config.kv_offloading_dir)
     use_compile_cache(config.compile_cache_dir)
-    device = claim_device(config)
-    with Compiler(processes_for(device)) as compiler:
+    devices = claim_devices(config)
+    device = devices[0]
+    with Compiler(processes_for(devices)) as compiler:
         shapes, dtype, memory = _divide_memory(
-            config, source.config, device, compiler, progress=progress
+            config, source.config, devices, compiler, progress=progress
         )
         logger.info("%s", memory.report())
         tell_quantization(source.config, source.specs, dtype)
         if device.platform == "cpu":
             check_host_memory(memory, available_memory())
-        if slower := slower_paths(shapes, dtype, device):
+        own = shares(weight_shapes(source.config, dtype, shapes.placement))
+        if slower := slower_paths(shapes, dtype, device, own):
             logger.warning("Not the fastest way of %s: %s", device.device_kind, "; ".join(slower))
         with timed(f"Loaded {source.name}"):
-            params = source.load(dtype, seed=config.seed, progress=progress)
+            params = source.load(
+                dtype, seed=config.seed, progress=progress, mesh=shapes.placement.mesh
+            )
             params = for_device(params, device)
             jax.block_until_ready(params)
         runner = StepRunner(shapes, params, compiler, progress=progress)
@@ -158,7 +165,8 @@ def open_disk_tier(
     """
     if config.kv_offloading_dir is None:
         return None
-    cache, one = PagedKVCache.shapes(runner.shapes.cache), jax.ShapeDtypeStruct((1,), jnp.int32)
+    cache = runner.shapes.placement.cache_shapes(runner.shapes.cache)
+    one = jax.ShapeDtypeStruct((1,), jnp.int32)
     [page] = jax.eval_shape(read_pages, cache, one)
     folder = Path(config.kv_offloading_dir).expanduser() / runner.fingerprint()
     size = int(config.kv_offloading_dir_size * _GIB)
@@ -258,27 +266,34 @@ def _check_limits(config: EngineConfig, limits: StepLimits, max_model_len: int) 
 def _divide_memory(
     config: EngineConfig,
     model: ModelConfig,
-    device: jax.Device,
+    devices: Sequence[jax.Device],
     compiler: Compiler,
     *,
     progress: bool = False,
 ) -> tuple[StepShapes, jnp.dtype, MemoryPlan]:
-    """Give what weights, state and steps leave to pages, and settle every shape."""
-    budget = None if device.platform == "cpu" else free_memory(device)
+    """Give what weights, state and steps leave to pages, and settle every shape.
+
+    Of several devices, all have the same: bytes are those of each.
+    """
+    device = devices[0]
+    budget = None if device.platform == "cpu" else min(map(free_memory, devices))
     dtype = resolve_dtype(config.dtype, model, device.platform)
-    shapes = _shapes_before_pages(config, model, device, dtype, budget)
+    check_devices(get_family(model.architecture).specs(model), model, len(devices))
+    placement = Placement.on(devices, latents=model.latent_rank is not None)
+    own = model.share(len(devices))
+    shapes = _shapes_before_pages(config, own, device, dtype, budget)
+    shapes = replace(shapes, placement=placement)
     seconds = config.attention_tuning_seconds
     tilings = tilings_for(shapes, dtype, device, seconds=seconds, memory=budget, progress=progress)
     shapes = _with_host_pages(config, replace(shapes, tilings=tilings), budget)
     transit = shapes.transit_room * shapes.cache.bytes_per_page
-    specs = shapes.family.specs(model)
-    weights = param_bytes(specs, dtype)
+    params = weight_shapes(model, dtype, shapes.placement)
+    weights = _num_bytes(shares(params))
     state = _num_bytes(jax.eval_shape(lambda: (shapes.slot_state(), shapes.sampler_state())))
     if budget is None or config.kv_cache_memory_bytes is not None:
         steps, kv_bytes = 0, config.kv_cache_memory_bytes or _CPU_KV_MEMORY
     else:
-        params = for_device(param_shapes(specs, dtype), device)
-        steps = step_memory(shapes, params, compiler) + _DEVICE_RESERVE
+        steps = step_memory(shapes, for_device(params, device), compiler) + _DEVICE_RESERVE
         kv_bytes = page_memory(budget, weights, state, steps + transit)
     from_share = budget is not None and config.kv_cache_memory_bytes is None
     length = _fitting_length(config, shapes, kv_bytes, from_share=from_share)
@@ -294,10 +309,17 @@ def _divide_memory(
         pages_per_sequence=most_pages(shapes.cache.windows, length, 1, config.block_size),
         num_host_pages=shapes.num_host_pages,
         transit=transit,
+        num_devices=len(devices),
     )
     cache = replace(shapes.cache, num_pages=memory.num_pages)
-    model = model.for_length(length)
-    return replace(shapes, model=model, cache=cache, max_model_len=length), dtype, memory
+    own = own.for_length(length)
+    return replace(shapes, model=own, cache=cache, max_model_len=length), dtype, memory
+
+
+def weight_shapes(model: ModelConfig, dtype: jnp.dtype, placement: Placement) -> Any:
+    """The shapes of a model's weights, as all devices have them."""
+    specs = get_family(model.architecture).specs(model)
+    return spread_shapes(specs, model, dtype, placement.mesh)
 
 
 def _shapes_before_pages(
@@ -342,7 +364,8 @@ def _with_host_pages(config: EngineConfig, shapes: StepShapes, budget: int | Non
     wanted = int(config.kv_offloading_size * _GIB)
     if not wanted:
         return shapes
-    num_pages = host_pages(wanted, bytes_per_page, available_memory(swap=False))
+    on_host = bytes_per_page * shapes.placement.num_devices
+    num_pages = host_pages(wanted, on_host, available_memory(swap=False))
     transit = min(_TRANSIT, int((budget or 0) * _TRANSIT_SHARE))
     room = max(transit // bytes_per_page, MOVE_SIZES[-1])
     return replace(shapes, num_host_pages=num_pages, transit_room=room)

@@ -84,14 +84,14 @@ def _claim(name: str, config: EngineConfig, share: float | None, device: DeviceM
     """Reads what describes a model, and fetches no weights."""
     # Here, so that this module and its tests need no JAX.
     from paged.models.config import resolve_dtype
-    from paged.models.weights import param_bytes
+    from paged.models.spread import bytes_of_each
     from paged.runtime.pooling.setup import pooling_specs, runs_pooling
 
     source = find_model(replace(config, load_format="dummy"))
     pools = runs_pooling(config, source)
     specs = pooling_specs(source) if pools else source.specs
     dtype = resolve_dtype(config.dtype, source.config, device.platform)
-    weights = param_bytes(specs, dtype)
+    weights = bytes_of_each(specs, source.config, dtype, config.tensor_parallel_size)
     return Claim(name, share, config.kv_cache_memory_bytes, weights, has_pages=not pools)
 
 

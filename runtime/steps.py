@@ -23,6 +23,7 @@ from paged.attention import BACKENDS, attention_metadata
 from paged.attention.tiling import BY_RULE, Tilings
 from paged.cache import CacheSpec, PagedKVCache
 from paged.models.config import ModelConfig
+from paged.models.mesh import gathered
 from paged.models.registry import Family
 from paged.runtime.batch import (
     ON_DEVICE,
@@ -32,6 +33,7 @@ from paged.runtime.batch import (
     unpack_sampling,
 )
 from paged.runtime.buckets import Bucket, Buckets
+from paged.runtime.placement import ONE_DEVICE, Placement
 from paged.runtime.sampler import (
     SamplerState,
     SamplingMode,
@@ -117,6 +119,7 @@ class StepShapes:
         tilings: what was measured of its kernels.
         num_host_pages: pages in host memory.
         transit_room: pages on their way from or to the host that the device has room for.
+        placement: the devices. `model` and `cache` are what each of them sees.
     """
 
     family: Family
@@ -128,6 +131,7 @@ class StepShapes:
     tilings: Tilings = BY_RULE
     num_host_pages: int = 0
     transit_room: int = 0
+    placement: Placement = ONE_DEVICE
 
     @property
     def pages_per_sequence(self) -> int:
@@ -206,9 +210,11 @@ def sample(
 
     `state` is None below ADJUSTED; for `last_hidden` and `sampling` see `ForwardOut`.
     """
-    rows = unpack_sampling(sampling[:num_rows])
+    rows, vocab_size = unpack_sampling(sampling[:num_rows]), shapes.model.vocab_size
     logits = shapes.family.logits(params, shapes.model, last_hidden[:num_rows])
-    tokens = choose_tokens(logits, rows, state, mode)
+    if mode > SamplingMode.RANDOM:  # these look at all logits of a row
+        logits = gathered(logits, vocab_size)
+    tokens = choose_tokens(logits, rows, state, mode, vocab_size)
     target = jnp.where(rows.samples, rows.slots, slots.last_token.shape[0])
     slots = replace(slots, last_token=slots.last_token.at[target].set(tokens, mode="drop"))
     if state is not None:
@@ -231,7 +237,8 @@ def score(
     grouped = jnp.pad(targets, (0, pad)).reshape(groups, rows)
 
     def group(inputs: tuple[jax.Array, jax.Array]) -> TokenLogprobs:
-        return token_logprobs(shapes.family.logits(params, shapes.model, inputs[0]), inputs[1])
+        logits = shapes.family.logits(params, shapes.model, inputs[0])
+        return token_logprobs(gathered(logits, shapes.model.vocab_size), inputs[1])
 
     scored = lax.map(group, (hidden, grouped))
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[: targets.shape[0]], scored)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from paged.errors import ConfigError
 from paged.models.config import ModelConfig, token_ids
@@ -31,7 +32,9 @@ from paged.models.loading.params import load_params
 from paged.models.loading.safetensors import SafetensorsCheckpoint
 from paged.models.quantized import made_on_load
 from paged.models.registry import get_family, model_config
+from paged.models.spread import check_devices, spread_specs, spread_weights
 from paged.models.tokenizer import Tokenizer, tokenizer_from_folder
+from paged.models.weights import param_shardings
 
 LoadFormat = Literal["auto", "dummy"]
 
@@ -63,24 +66,31 @@ class ModelSource:
     folder: Path | None = None
 
     def load(
-        self, dtype: jnp.dtype, *, seed: int = 0, progress: bool = True, sharding: Any = None
+        self, dtype: jnp.dtype, *, seed: int = 0, progress: bool = True, mesh: Mesh | None = None
     ) -> Any:
-        """The parameters on the device.
+        """The parameters on the device, or on those of a mesh.
 
         Args:
             dtype: to cast to.
             seed: of random weights; a checkpoint ignores it.
             progress: tell how it gets on.
-            sharding: pytree of shardings (see `paged.models.weights.param_shardings`), or None.
+            mesh: of the devices that share them (see `paged.models.spread`); None for one device.
 
         Raises:
             CheckpointError: the files are damaged or of another model.
+            ConfigError: so many devices cannot share them.
         """
-        dtype = jnp.dtype(dtype)
-        if self.open_checkpoint is None:
-            return random_params(self.specs, dtype, seed=seed, sharding=sharding)
-        specs, checkpoint = self.open()
-        return load_params(specs, checkpoint, dtype, show_progress=progress, sharding=sharding)
+        dtype, described = jnp.dtype(dtype), self.specs
+        check_devices(described, self.config, 1 if mesh is None else mesh.size)
+        specs, checkpoint = (described, None) if self.open_checkpoint is None else self.open()
+        specs = spread_specs(specs, self.config, mesh)
+        sharding = param_shardings(specs, mesh)
+        params = (
+            random_params(specs, dtype, seed=seed, sharding=sharding)
+            if checkpoint is None
+            else load_params(specs, checkpoint, dtype, show_progress=progress, sharding=sharding)
+        )
+        return spread_weights(described, params, mesh)
 
     @property
     def eos_token_ids(self) -> frozenset[int]:

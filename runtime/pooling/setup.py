@@ -27,7 +27,7 @@ from paged.runtime.pooling.grid import Grid
 from paged.runtime.pooling.runner import PoolingRunner, compile_programs
 from paged.runtime.pooling.worker import Runner
 from paged.runtime.setup import (
-    claim_device,
+    claim_devices,
     free_memory,
     step_limits,
     tell_quantization,
@@ -96,7 +96,12 @@ def prepare_pooling(
         ConfigError: the flags do not go together or do not fit the device. Nothing is loaded then.
     """
     use_compile_cache(config.compile_cache_dir)
-    device = claim_device(config)
+    if config.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"--tensor-parallel-size {config.tensor_parallel_size} is for models that generate "
+            "text: one that gives vectors or scores runs on one device. Drop it."
+        )
+    [device] = claim_devices(config)
     settings = settings_of(source)
     length = model_length(config.max_model_len, source.config, settings)
     embedder = make_embedder(

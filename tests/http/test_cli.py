@@ -162,7 +162,24 @@ def test_a_mistake_gives_one_line(capsys: Capture, argv: list[str], line: str) -
 
 
 def test_flags_of_other_engines_are_explained(capsys: Capture) -> None:
-    assert "a server has one GPU" in complaint(capsys, "serve", "--tensor-parallel-size", "2")
+    found = complaint(capsys, "serve", "--distributed-executor-backend", "mp")
+    assert "one process has all devices of a model" in found
+
+
+@pytest.mark.parametrize("name", ["--tensor-parallel-size", "-tp"])
+def test_devices_that_share_a_model(name: str) -> None:
+    assert engine_config(name, "2") == EngineConfig(tensor_parallel_size=2)
+    assert engine_config(name, "1") == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("-pp", "--tensor-parallel-size"), ("-dp", "CUDA_VISIBLE_DEVICES"), ("-tp", "at least 1")],
+)
+def test_other_ways_to_use_devices_are_refused(name: str, word: str) -> None:
+    assert engine_config("-pp", "1", "-dp", "1") == EngineConfig()
+    with pytest.raises(ConfigError, match=word):
+        engine_config(name, "0" if name == "-tp" else "2")
 
 
 def test_swap_space_is_another_name_for_the_offloading_size() -> None:

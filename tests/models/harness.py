@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from paged.attention import BACKENDS, AttentionMetadata, attention_metadata
 from paged.cache import KV_DTYPES, PagedKVCache
 from paged.models.config import ModelConfig
+from paged.models.mesh import gathered
 from paged.models.registry import get_family
 from tests.models.goldens.tiny_weights import tiny_weight
 
@@ -147,7 +148,8 @@ def step(
     )
     family = get_family(config.architecture)
     hidden, cache = family.forward(params, config, tokens, cache, meta)
-    return jax.nn.log_softmax(family.logits(params, config, hidden)), cache
+    logits = gathered(family.logits(params, config, hidden), config.vocab_size)
+    return jax.nn.log_softmax(logits), cache
 
 
 _jit = partial(

@@ -291,6 +291,7 @@ import sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from paged.models.loading import resolve_model
+from paged.models.loading.params import load_params
 from paged.models.weights import param_shardings
 
 mesh = Mesh(np.array(jax.devices()[:2]), ("tensor",))
@@ -303,7 +304,9 @@ for folder in sys.argv[1:]:
     source = resolve_model(folder)
     shardings = jax.tree.map(fitting, source.specs, param_shardings(source.specs, mesh))
     whole = source.load(jnp.bfloat16, progress=False)
-    spread = source.load(jnp.bfloat16, progress=False, sharding=shardings)
+    specs, checkpoint = source.open()
+    dtype = jnp.dtype(jnp.bfloat16)
+    spread = load_params(specs, checkpoint, dtype, show_progress=False, sharding=shardings)
     assert any(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(spread))
     for one, other, target in zip(*map(jax.tree.leaves, (whole, spread, shardings)), strict=True):
         assert other.sharding == target

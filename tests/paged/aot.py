@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,18 @@ def available() -> bool:
     return importlib.util.find_spec("jax_cuda13_plugin") is not None
 
 
+def mesh_of(gpu: Gpu, devices: int, axis: str) -> Mesh:
+    """So many GPUs of a machine, in a mesh of one axis."""
+    topology = topologies.get_topology_desc(
+        platform="cuda",
+        topology_name=gpu.name,
+        topology=f"1x1x{devices}",
+        target_config=gpu.description,
+    )
+    found = topologies.make_mesh(topology, (devices,), (axis,))
+    return Mesh(found.devices, (axis,), axis_types=(AxisType.Auto,))
+
+
 def compile_for(
     gpu: Gpu,
     function: Callable[..., Any],
@@ -139,10 +152,7 @@ def compile_for(
     Fails where a kernel wants more shared memory than there is and, unless it may, where one that
     XLA itself compiles, the Triton ones included, would spill registers.
     """
-    topology = topologies.get_topology_desc(
-        platform="cuda", topology_name=gpu.name, topology="1x1x1", target_config=gpu.description
-    )
-    mesh = topologies.make_mesh(topology, (1,), ("x",))
+    mesh = mesh_of(gpu, 1, "x")
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # tells Pallas what it lowers for
         lowered = jax.jit(

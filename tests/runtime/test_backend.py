@@ -11,6 +11,7 @@ import pytest
 
 from paged.cache import KV_DTYPES, CacheSpec
 from paged.models.registry import get_family, model_config
+from paged.models.weights import param_shapes
 from paged.runtime import setup
 from paged.runtime.backend import choose_backend, slower_paths
 from paged.runtime.buckets import Buckets
@@ -94,7 +95,8 @@ def paths(
     backend = choose_backend(wanted, gpu(capability))
     family = get_family(model.architecture)
     shapes = StepShapes(family, model, cache, Buckets.make(1, 1), 64, backend)
-    return "; ".join(slower_paths(shapes, jnp.dtype(dtype), gpu(capability)))
+    params = param_shapes(family.specs(model), jnp.dtype(dtype))
+    return "; ".join(slower_paths(shapes, jnp.dtype(dtype), gpu(capability), params))
 
 
 LITE = {"heads": 16, "head_dim": 576, "latent_rank": 512}

@@ -111,6 +111,6 @@ def test_longrope_turns_as_the_longest_sequence_asks(
     model = resolve_model(write_checkpoint(tmp_path, golden)).config
     config = EngineConfig(**FLAGS, max_model_len=max_model_len)
     with Compiler() as compiler:
-        shapes, _, _ = setup._divide_memory(config, model, jax.devices()[0], compiler)
+        shapes, _, _ = setup._divide_memory(config, model, jax.devices()[:1], compiler)
     assert shapes.model.rope_scaling is not None
     assert list(shapes.model.rope_scaling.divisors) == golden["config"]["rope_parameters"][factors]

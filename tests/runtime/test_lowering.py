@@ -145,4 +145,4 @@ def test_closing_ends_the_processes() -> None:
 
 
 def test_a_cpu_needs_no_processes() -> None:
-    assert processes_for(jax.devices("cpu")[0]) == 0
+    assert processes_for(jax.devices("cpu")) == 0

@@ -17,7 +17,7 @@ from paged.runtime import sharing
 from paged.runtime.config import EngineConfig
 from paged.runtime.device_probe import MEMORY_FRACTIONS, DeviceMemory, probe_device
 from paged.runtime.errors import ConfigError
-from paged.runtime.setup import claim_device
+from paged.runtime.setup import claim_devices
 from paged.runtime.sharing import Claim, check_on_cpu, divide, shares_on_gpu
 from tests.runtime.test_core import MODEL
 
@@ -187,11 +187,11 @@ def test_a_share_is_told_to_jax_and_nobody_else(
         seen.append({name: os.environ[name] for name in MEMORY_FRACTIONS if name in os.environ})
         return ["device"]
 
-    monkeypatch.setattr(jax, "devices", note)
+    monkeypatch.setattr(jax, "local_devices", note)
     if users:
         monkeypatch.setenv(users, "0.5")
     before = dict(os.environ)
-    assert claim_device(EngineConfig(gpu_memory_utilization=0.3)) == "device"
+    assert claim_devices(EngineConfig(gpu_memory_utilization=0.3)) == ("device",)
     assert seen == [{users: "0.5"} if users else {MEMORY_FRACTIONS[0]: "0.3"}]
     assert dict(os.environ) == before
 

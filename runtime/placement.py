@@ -1,0 +1,146 @@
+"""Which devices a model runs on, and what each has of the arrays that steps take.
+
+Programs are written for one device. Several run the same program, each with its shares of weights
+and pages and with a copy of all else, and give as many copies of what is no page: so the host talks
+to all of them as to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+
+from paged.cache import CacheSpec, PagedKVCache
+from paged.models.mesh import TENSOR
+from paged.runtime.errors import ConfigError
+from paged.runtime.lowering import Job
+
+COPIED = PartitionSpec()
+"""Of arrays that every device has."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a model runs.
+
+    Attributes:
+        mesh: the devices that share it, in one axis; None for one device.
+        latents: its pages hold latents, which all heads share.
+    """
+
+    mesh: Mesh | None = None
+    latents: bool = False
+
+    @classmethod
+    def on(cls, devices: Sequence[jax.Device], *, latents: bool = False) -> Placement:
+        """Of a model on these devices."""
+        if len(devices) == 1:
+            return cls()
+        mesh = Mesh(np.array(devices), (TENSOR,), axis_types=(AxisType.Auto,))
+        return cls(mesh, latents)
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices there are."""
+        return 1 if self.mesh is None else self.mesh.size
+
+    @property
+    def pages(self) -> PartitionSpec:
+        """Of pages, and of what is read from them: heads are shared out, latents copied."""
+        return COPIED if self.latents else PartitionSpec(None, None, TENSOR)
+
+    def job(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        donated: tuple[int, ...] = (),
+        out: Any = COPIED,
+    ) -> Job:
+        """A program for the devices, from one that is written for each of them.
+
+        Args:
+            args: abstract ones, of all devices; what has no sharding is copied.
+            out: what each device has of the results, as a prefix of their tree.
+        """
+        if self.mesh is None:
+            return Job(function, args, donated)
+        args = jax.tree.map(self._placed, args)
+        takes = jax.tree.map(lambda each: each.sharding.spec, args)
+        spread = jax.shard_map(
+            function, mesh=self.mesh, in_specs=takes, out_specs=out, check_vma=False
+        )
+        return Job(spread, args, donated)
+
+    def shaped(self, tree: Any, spec: PartitionSpec) -> Any:
+        """The same shapes, for arrays that lie on the devices as `spec` says."""
+        if self.mesh is None:
+            return tree
+        sharding = NamedSharding(self.mesh, spec)
+        return jax.tree.map(
+            lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=sharding), tree
+        )
+
+    def cache_shapes(self, spec: CacheSpec) -> PagedKVCache:
+        """The shapes of all devices' pages, of which `spec` tells what one has."""
+        shapes = PagedKVCache.shapes(spec)
+        if self.mesh is None:
+            return shapes
+        times = 1 if self.latents else self.mesh.size
+
+        def together(each: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            pages, size, heads, *rest = each.shape
+            return jax.ShapeDtypeStruct((pages, size, heads * times, *rest), each.dtype)
+
+        whole: PagedKVCache = self.shaped(jax.tree.map(together, shapes), self.pages)
+        return whole
+
+    def zeros(self, spec: CacheSpec) -> PagedKVCache:
+        """Allocate every page on every device, zeroed; see `cache_shapes`."""
+        if self.mesh is None:
+            return PagedKVCache.zeros(spec)
+        sharding = NamedSharding(self.mesh, self.pages)
+        shapes = self.cache_shapes(spec)
+        cache: PagedKVCache = jax.tree.map(
+            lambda each: jnp.zeros(each.shape, each.dtype, device=sharding), shapes
+        )
+        return cache
+
+    def copied[T](self, tree: T) -> T:
+        """Arrays as every device has them."""
+        if self.mesh is None:
+            return tree
+        return jax.device_put(tree, NamedSharding(self.mesh, COPIED))
+
+    def copied_to(self, memory: str) -> Sharding | None:
+        """How all devices have copies in a kind of memory; None for one device."""
+        if self.mesh is None:
+            return None
+        return NamedSharding(self.mesh, COPIED, memory_kind=memory)
+
+    def _placed(self, each: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return each if each.sharding is not None else self.shaped(each, COPIED)
+
+
+ONE_DEVICE = Placement()
+"""All on the default device."""
+
+
+def choose_devices(number: int) -> tuple[jax.Device, ...]:
+    """The first of this process's devices.
+
+    Raises:
+        ConfigError: there are fewer.
+    """
+    devices = jax.local_devices()
+    if number > len(devices):
+        raise ConfigError(
+            f"--tensor-parallel-size {number} needs as many devices, and JAX finds "
+            f"{len(devices)} here. Use at most that."
+        )
+    return tuple(devices[:number])

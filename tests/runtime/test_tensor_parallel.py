@@ -1,0 +1,68 @@
+"""Engines whose model several devices share, end to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from paged.models.loading import resolve_model
+from paged.runtime.config import EngineConfig
+from paged.runtime.core import EngineCore
+from paged.runtime.errors import ConfigError
+from paged.runtime.memory import MemoryPlan
+from tests.models.harness import load_golden, write_checkpoint
+from tests.models.test_spread import ENVIRONMENT
+from tests.runtime.spread_engine import GOLDEN
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_devices_answer_as_one_does(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, load_golden(GOLDEN))
+    argv = [sys.executable, "-m", "tests.runtime.spread_engine", str(folder)]
+    environment = os.environ | ENVIRONMENT
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    one, two = json.loads(done.stdout)
+    assert one["greedy"] == load_golden(GOLDEN)["greedy"]
+    assert two.pop("sum") == pytest.approx(one.pop("sum"), abs=1e-4)
+    assert two == one
+
+
+def start(folder: Path, devices: int) -> EngineCore:
+    source = resolve_model(write_checkpoint(folder, load_golden("llama")))
+    return EngineCore(
+        EngineConfig(tensor_parallel_size=devices, compile_cache_dir=""), source, progress=False
+    )
+
+
+def test_more_devices_than_there_are_are_refused(tmp_path: Path) -> None:
+    there = len(jax.local_devices())
+    with pytest.raises(ConfigError, match=rf"--tensor-parallel-size 64 .* finds {there} here"):
+        start(tmp_path, 64)
+
+
+def test_a_memory_report_counts_what_each_device_has() -> None:
+    plan = MemoryPlan(
+        budget=2**35,
+        weights=2**33,
+        state=0,
+        steps=0,
+        bytes_per_page=2**20,
+        page_size=16,
+        num_pages=1025,
+        max_model_len=1024,
+        pages_per_sequence=64,
+        num_host_pages=1024,
+        num_devices=2,
+    )
+    report = plan.report()
+    assert "Memory of each of 2 devices:" in report
+    assert "GPU KV cache size: 16,384 tokens" in report
+    assert "Host KV cache size: 16,384 tokens (2.00 GiB)" in report
