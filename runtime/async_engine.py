@@ -129,6 +129,7 @@ class AsyncEngine:
             InvalidRequest: before the first output, if the request can never run.
             Overloaded: before the first output, if the queue has no room for it, or would keep it
                 beyond its deadline.
+            DeadlineExceeded: before the first output, if that has passed already.
             EngineDead: the engine died or was shut down.
         """
         self._thread.check_running()
@@ -234,8 +235,10 @@ def _on_terms(prepared: Prepared, terms: Terms | None) -> Prepared:
 
 
 def _error_of(refusal: Refusal) -> Exception:
-    if not refusal.retry_after:
+    if refusal.cause == "size":
         return InvalidRequest(refusal.message, "n")
+    if not refusal.retry_after:
+        return DeadlineExceeded(refusal.message)
     return Overloaded(refusal.message, refusal.cause, refusal.retry_after)
 
 

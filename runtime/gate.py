@@ -160,11 +160,10 @@ class Gate:
         left, wait = terms.deadline - time.monotonic(), self.wait(queue, is_long=is_long)
         if left > wait:
             return None
-        if left <= 0:
-            message = "The request's time was over before it could begin"
-        else:
-            message = f"{left:.1f} s are left for the request, and the queue takes about {wait:.1f}"
-        return Refusal("deadline", message, max(wait - max(left, 0.0), 1.0))
+        if not left > 0:
+            return Refusal("deadline", "The request's time was over before it could begin", 0.0)
+        message = f"{left:.1f} s are left for the request, and the queue takes about {wait:.1f}"
+        return Refusal("deadline", message, max(wait - left, 1.0))
 
     def _too_many(self, terms: Terms, queue: Queue) -> Refusal | None:
         wanted, backlog = terms.num_sequences, sum(queue.backlog)

@@ -34,7 +34,7 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True):
         cause: "queue" or "tokens", of which too many wait; "deadline", which would pass; "size", by
             which it could never be taken.
         message: for the user.
-        retry_after: seconds until it may be taken; 0 if it never is.
+        retry_after: seconds until it may be taken; 0 if it never is, or its time is over.
     """
 
     cause: str

@@ -94,12 +94,21 @@ def test_a_lane_has_a_rate_of_its_own() -> None:
     assert cause(gate, queue, request(length=201, deadline=soon)) == "deadline"
 
 
-@pytest.mark.parametrize("left", [-1e9, -1.0, 0.0])
+@pytest.mark.parametrize("left", [-1e9, -1.0, 0.0, math.nan])
 def test_deadlines_that_have_passed(left: float) -> None:
     refusal = Gate().refusal(request(deadline=time.monotonic() + left), IDLE)
     assert refusal is not None
+    assert (refusal.cause, refusal.retry_after) == ("deadline", 0)
+
+
+def test_deadlines_that_cannot_be_met() -> None:
+    gate = Gate()
+    gate.rates[0].observe(100, 1.0)
+    assert gate.refusal(request(deadline=time.monotonic() + 20), BUSY) is None
+    refusal = gate.refusal(request(deadline=time.monotonic() + 4), BUSY)
+    assert refusal is not None
     assert refusal.cause == "deadline"
-    assert refusal.retry_after >= 1
+    assert refusal.retry_after == pytest.approx(9 - 4, abs=0.1)
 
 
 def test_a_rate_needs_measurements() -> None:
