@@ -31,6 +31,8 @@ class Prefix(NamedTuple):
         num_behind: entries of each table that its window does not reach from the next token.
         num_full: entries whose pages are full.
         num_from_host: tokens of them that need not be computed thanks to host pages.
+        instead: the same without a page that is filled in part, where the prefix cache has one;
+            it can be taken for what is written then.
     """
 
     num_tokens: int
@@ -38,6 +40,7 @@ class Prefix(NamedTuple):
     num_behind: list[int]
     num_full: int
     num_from_host: int = 0
+    instead: Prefix | None = None
 
     @property
     def shared(self) -> list[int]:
@@ -117,7 +120,7 @@ class PageTables:
             if pages is not None:
                 tables = [[*table, page] for table, page in zip(prefix.tables, pages, strict=True)]
                 part = self._prefix(start + length, tables)
-                return part._replace(num_from_host=prefix.num_from_host)
+                return part._replace(num_from_host=prefix.num_from_host, instead=prefix)
         return prefix
 
     def _find_in_all(self, name: bytes) -> list[int] | None:

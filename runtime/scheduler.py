@@ -353,18 +353,17 @@ class Scheduler:
         """Give the sequence a slot and pages for its known tokens, if that leaves some over."""
         if sequence.num_pending:
             return False  # preempted, and its newest tokens are still on the way
-        prefix = self._find_prefix(draft, sequence)
+        prefix: Prefix | None = self._find_prefix(draft, sequence)
+        while prefix and not self._has_room(draft, sequence, prefix):
+            prefix = prefix.instead
+        if prefix is None:
+            return False
         num_left = sequence.num_tokens - prefix.num_tokens
         if not sequence.is_long and self.would_be_long(num_left):
             self._make_long(sequence)
             return True
-        start = prefix.num_tokens
-        length = self._chunk_length(draft, sequence, num_left, draft.budget, start)
-        num_spare = len(self._running) * self.config.growth_steps // self.pool.page_size
-        num_pages = self._tables.num_own(sequence, prefix) + num_spare * len(self.config.windows)
-        if draft.long is not None and sequence.is_long and draft.long.num_running:
-            num_pages += int(RESERVE * self.pool.num_pages)
-        if not length or not self.pool.can_allocate(num_pages, prefix.shared + prefix.copied):
+        length = self._chunk_length(draft, sequence, num_left, draft.budget, prefix.num_tokens)
+        if not length:
             return False
         self._waiting.remove(sequence)
         self._running.add(sequence)
@@ -390,6 +389,14 @@ class Scheduler:
         """So many of its prompt tokens are yet to be computed."""
         self.backlog[sequence.is_long] += num_tokens - sequence.backlog
         sequence.backlog = num_tokens
+
+    def _has_room(self, draft: Draft, sequence: Sequence, prefix: Prefix) -> bool:
+        """Whether there are pages for its known tokens, and some to spare for those that run."""
+        num_spare = len(self._running) * self.config.growth_steps // self.pool.page_size
+        num_pages = self._tables.num_own(sequence, prefix) + num_spare * len(self.config.windows)
+        if draft.long is not None and sequence.is_long and draft.long.num_running:
+            num_pages += int(RESERVE * self.pool.num_pages)
+        return self.pool.can_allocate(num_pages, prefix.shared + prefix.copied)
 
     def _start(self, sequence: Sequence, prefix: Prefix) -> None:
         sequence.status = Status.RUNNING
