@@ -6,12 +6,14 @@ import hmac
 import io
 import json
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
@@ -242,35 +244,32 @@ def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None
     assert _duration(seconds) == text
 
 
-def many(url: str, count: int, key: str) -> list[int]:
-    """Statuses of requests at the same time, each over a connection of its own."""
-    found: list[int] = []
-
-    def post() -> None:
-        body = {"prompt": "a", "max_tokens": 20}
-        headers = {"Authorization": f"Bearer {key}"}
-        reply = httpx2.post(f"{url}/completions", json=body, headers=headers, timeout=30)
-        found.append(reply.status_code)
-
-    threads = [threading.Thread(target=post) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+def many(url: str, count: int, key: str, max_tokens: int = 150) -> list[int]:
+    """Statuses of requests at the same moment, each over a connection of its own."""
+    address = urlsplit(url)
+    body = json.dumps({"prompt": "a", "max_tokens": max_tokens})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\nX-Api-Key: {key}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    where = address.hostname or "", address.port or 0
+    clients = [socket.create_connection(where, timeout=60) for _ in range(count)]
+    for client in clients:
+        client.sendall(f"{head}{body}".encode())
+    statuses = [int(client.recv(4096).split()[1]) for client in clients]
+    for client in clients:
+        client.close()
+    return statuses
 
 
 def test_all_processes_count_together(model: Path, file: Path) -> None:  # noqa: F811
     write(file, entry(max_concurrent=3))
     with server(model, f"--api-keys-file={file}") as (running, pids):
         assert len(pids) == COUNT
-        for _ in range(2):  # what was taken came back
-            found = many(running.url, 12, "secret")
-            assert found.count(200) == 3
-            assert found.count(429) == 9
+        found = many(running.url, 12, "secret")
+        assert (found.count(200), found.count(429)) == (3, 9)
+        _wait(lambda: many(running.url, 3, "secret", 1) == [200] * 3)  # what was taken came back
         write(file, entry("new", name="bob"))
         running.process.send_signal(signal.SIGHUP)
-        _wait(lambda: many(running.url, 1, "new") == [200])
+        _wait(lambda: many(running.url, 1, "new", 1) == [200])
         assert running.process.poll() is None, "the signal did not end it"
 
 
