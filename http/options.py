@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from paged.http.api.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
-from paged.runtime.config import EngineConfig
+from paged.runtime.config import LONGEST_TIMEOUT, EngineConfig
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import json_object, option, port, same_option
 
@@ -43,6 +43,12 @@ class ServeOptions:
     admin_api_key: tuple[str, ...] = option(
         (), "Keys, any of which /debug/state must be asked with; without, it is not there."
     )
+    api_keys_file: str | None = option(
+        None,
+        "File of more keys, as JSON lines or YAML, each with its name and limits; `paged hash-key` "
+        "makes an entry. It is read again when it changes, and on SIGHUP.",
+        metavar="FILE",
+    )
     enable_tokenizer_info_endpoint: bool = option(
         False, "Tell special tokens and chat template at /tokenizer_info."
     )
@@ -61,6 +67,11 @@ class ServeOptions:
         "delay, and each needs a core.",
     )
     max_body_size: int = option(32 * 2**20, "Bytes of a request body at most.")
+    default_timeout: float | None = option(
+        None,
+        "Seconds that a request may take which names no timeout itself. Default no limit.",
+        metavar="SECONDS",
+    )
     shutdown_timeout: float = option(
         30.0, "Seconds that running requests get to finish when the server is stopped."
     )
@@ -107,6 +118,11 @@ class ServeOptions:
             raise ConfigError("--enable-log-outputs needs --enable-log-requests")
         if self.max_log_len is not None and self.max_log_len < 0:
             raise ConfigError(f"--max-log-len must be at least 0, got {self.max_log_len}")
+        if self.default_timeout is not None and not 0 < self.default_timeout <= LONGEST_TIMEOUT:
+            raise ConfigError(
+                f"--default-timeout must be above 0 and at most {LONGEST_TIMEOUT} seconds, "
+                f"got {self.default_timeout}"
+            )
         if self.max_body_size < 1:
             raise ConfigError(f"--max-body-size must be at least 1, got {self.max_body_size}")
         if self.root_path and not re.fullmatch(r"(/[^/?#\s]+)+", self.root_path):
@@ -202,3 +218,14 @@ class ConvertOptions:
     )
     revision: str | None = same_option(EngineConfig, "revision")
     download_dir: str | None = same_option(EngineConfig, "download_dir")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HashKeyOptions:
+    """What `paged hash-key` writes into an entry of `--api-keys-file`."""
+
+    name: str = option("", "Of whoever has the key; limits are counted by it.", required=True)
+    max_concurrent: int | None = option(None, "Requests that may run at once.")
+    tokens_per_minute: int | None = option(None, "Tokens of prompts and outputs, by the minute.")
+    admin: bool = option(False, "Whether the key is good for what is for admins, too.")
+    stdin: bool = option(False, "Read the key from standard input instead of making one.")

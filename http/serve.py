@@ -8,12 +8,14 @@ import gc
 import logging
 import os
 import resource
+import signal
 import socket
 import ssl
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -25,6 +27,7 @@ from paged.http.app import create_server, told
 from paged.http.connection import Connection
 from paged.http.engine import AnyEngine
 from paged.http.entries import Entry, read_entries
+from paged.http.keys import KeyRing, read_keys
 from paged.http.listener import bound, where
 from paged.http.logs import configure_logging, leave_out, log_stats
 from paged.http.options import ServeOptions
@@ -54,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     _note_ignored(args)
     _allow_many_connections()
     _check_certificates(options)
+    if options.api_keys_file is not None:
+        read_keys(Path(options.api_keys_file))
     # Before a model is loaded: minutes later is late to hear that the port is taken.
     with bound(options) as listener:
         if options.api_server_count > 1:
@@ -86,7 +91,9 @@ def make_app(
         api_keys=options.api_key,
         admin_keys=options.admin_api_key,
         reads_traces=options.otlp_traces_endpoint is not None,
+        key_ring=None if options.api_keys_file is None else KeyRing(Path(options.api_keys_file)),
         max_body_size=options.max_body_size,
+        default_timeout=options.default_timeout,
         tells_tokenizer=options.enable_tokenizer_info_endpoint,
         allowed_origins=options.allowed_origins,
         allowed_methods=options.allowed_methods,
@@ -161,6 +168,8 @@ async def _serve(
     server: _Server, listener: socket.socket, asked: AbstractAsyncContextManager[None]
 ) -> int:
     watchers = [asyncio.create_task(_stop_when_dead(server))]
+    if server.key_ring is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.key_ring.reload)
     if not server.options.disable_log_stats and server.first is None:
         watchers += [asyncio.create_task(log_stats(*each)) for each in _logged(server.models)]
     try:
@@ -205,6 +214,7 @@ class _Server(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self.models: Models = app.state.models
+        self.key_ring: KeyRing | None = app.state.key_ring
         self.options = options
         self.has_failed = False
         self.others, self.first = others, first

@@ -12,7 +12,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, wait
 from functools import partial
 from typing import NamedTuple
@@ -27,10 +27,12 @@ from paged.runtime.about import StartClock
 from paged.runtime.bans import bans_of
 from paged.runtime.compiles import num_compiles
 from paged.runtime.config import EngineConfig
+from paged.runtime.cost_learner import CostLearner
 from paged.runtime.disk_pages import Fetched
 from paged.runtime.engine import load_tokenizer
 from paged.runtime.engine_state import EngineState, ProcessState, StepState
 from paged.runtime.errors import EngineDead, InvalidRequest
+from paged.runtime.gate import Deadlines, Gate, Queue
 from paged.runtime.guides import Grammars, Guide
 from paged.runtime.live_requests import (
     LiveRequest,
@@ -38,15 +40,22 @@ from paged.runtime.live_requests import (
     Preparing,
     ending,
     limits_of,
+    refused,
     sequence_states,
 )
-from paged.runtime.messages import Candidates, EngineRequest, EngineStats, SequenceOutput
+from paged.runtime.messages import (
+    Candidates,
+    EngineRequest,
+    EngineStats,
+    SequenceOutput,
+)
 from paged.runtime.plan import Row, StepPlan, TokenEvent
 from paged.runtime.runner import InFlight, SlotRequest, StepResult
 from paged.runtime.sampler import TokenLogprobs
 from paged.runtime.scheduler import Scheduler
 from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits
 from paged.runtime.setup import open_disk_tier, prepare
+from paged.runtime.step_costs import Work
 from paged.runtime.step_record import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -103,6 +112,12 @@ class EngineCore:
             partial(load_tokenizer, config, source), self.vocab_size, self._eos
         )
         self._preparing: list[Preparing] = []
+        self._gate = Gate(config.max_waiting, config.max_waiting_tokens)
+        self._refused: list[SequenceOutput] = []  # news for the next step
+        self._deadlines = Deadlines()
+        self._num_timeouts = 0
+        self._learner = CostLearner() if scheduling.policy == "lanes" else None
+        self._busy_since = 0.0  # since when the device has run the oldest step in flight
         self._num_guided = 0
         self._num_sequences = self._num_steps = 0
         self._prompt_tokens = self._generation_tokens = 0
@@ -116,13 +131,13 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._in_flight or self._preparing)
+        return self._scheduler.has_work or bool(self._in_flight or self._preparing or self._refused)
 
     def fileno(self) -> None:
         """No other process has news for `step`."""
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a validated request.
+        """Queue a validated request, or have the next step say that it is not taken.
 
         Raises:
             InvalidRequest: a live request has its id.
@@ -133,6 +148,9 @@ class EngineCore:
             raise InvalidRequest(
                 f"request_id {request.request_id!r} is in use by a running request", "request_id"
             )
+        if (refusal := self._gate.refusal(request, self._queue())) is not None:
+            self._refused += refused(request, refusal)
+            return
         compiled = self._grammars.compile(request.grammar) if request.grammar else None
         fetched = self._fetch(request)
         is_ready = compiled is None and fetched is None
@@ -145,6 +163,7 @@ class EngineCore:
             if is_ready:
                 self._scheduler.add(sequence)
         self._requests[request.request_id] = live
+        self._deadlines.add(request)
         if not is_ready:
             self._preparing.append(Preparing(live, compiled, fetched))
 
@@ -153,13 +172,8 @@ class EngineCore:
         live = self._requests.get(request_id)
         if live is None:
             return []
-        wanted = [
-            (i, sequence) for i, sequence in live.sequences.items() if index is None or i == index
-        ]
-        self._scheduler.abort([sequence.sequence_id for _, sequence in wanted])
-        for _, sequence in wanted:
-            self._forget(sequence)
-        return [ending(live, i, "abort") for i, _ in wanted]
+        wanted = [i for i in live.sequences if index is None or i == index]
+        return self._end(live, wanted, FinishReason.ABORT)
 
     def step(self) -> list[SequenceOutput]:
         """Enqueue the next step, then read the one before it.
@@ -169,8 +183,9 @@ class EngineCore:
         """
         self._check_alive()
         self._record.begin()
-        news: list[SequenceOutput] = []
+        news, self._refused = self._refused, []
         try:
+            news += self._end_late()
             if self._preparing:
                 news += self._queue_prepared()
             plan = self._scheduler.schedule()
@@ -184,7 +199,7 @@ class EngineCore:
             return [*news, *self._die(error)]
 
     def stats(self) -> EngineStats:
-        scheduler, pool, disk = self._scheduler, self._pool, self._disk
+        scheduler, pool, disk, queue = self._scheduler, self._pool, self._disk, self._queue()
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting + self._num_preparing,
@@ -215,6 +230,15 @@ class EngineCore:
             compiles_after_warmup=num_compiles() - self._compiles_at_start,
             bytes_per_page=self.memory.bytes_per_page,
             steps=self._record.stats(),
+            room=self._gate.room(queue),
+            retry_after=self._gate.retry_after(queue),
+            wait_seconds=self._gate.wait(queue),
+            long_wait_seconds=self._gate.wait(queue, is_long=True),
+            waiting_tokens=sum(queue.backlog),
+            num_running_long=scheduler.num_running_long,
+            num_waiting_long=scheduler.num_waiting_long,
+            refused=dict(self._gate.refused),
+            num_timeouts=self._num_timeouts,
         )
 
     def look(self, deliver: Callable[[EngineState], None]) -> None:
@@ -250,6 +274,29 @@ class EngineCore:
         self._cause_of_death = self._cause_of_death or "the engine was closed"
         self._grammars.close()
         self._runner.close()
+
+    def _queue(self) -> Queue:
+        return Queue.of(self._scheduler, [each.live.request for each in self._preparing])
+
+    def _end(
+        self, live: LiveRequest, indices: Iterable[int], reason: FinishReason
+    ) -> list[SequenceOutput]:
+        """End sequences of a live request for a reason found outside the scheduler."""
+        ended = [(index, live.sequences[index]) for index in indices]
+        self._scheduler.finish([sequence.sequence_id for _, sequence in ended], reason)
+        for _, sequence in ended:
+            self._forget(sequence)
+        return [ending(live, index, reason.value) for index, _ in ended]
+
+    def _end_late(self) -> list[SequenceOutput]:
+        """End the requests whose deadlines have passed: their pages are free at once."""
+        news, now = [], time.monotonic()
+        for request_id in self._deadlines.passed(now):
+            live = self._requests.get(request_id)
+            if live is not None and 0 < live.request.terms.deadline <= now:
+                news += self._end(live, list(live.sequences), FinishReason.TIMEOUT)
+                self._num_timeouts += 1
+        return news
 
     def _fetch(self, request: EngineRequest) -> Fetched | None:
         """Begin to read of its prompt what is on disk alone, unless all of it is to be scored."""
@@ -307,6 +354,8 @@ class EngineCore:
     def _launch(self, plan: StepPlan, news: list[SequenceOutput]) -> None:
         """Enqueue a step; what is read for its sake goes to the news."""
         now = time.time()
+        if not self._in_flight:
+            self._busy_since = time.monotonic()
         for sequence in plan.admitted:
             owner = self._owner[sequence]
             owner.live.first_scheduled = owner.live.first_scheduled or now
@@ -369,11 +418,21 @@ class EngineCore:
     def _read(self, step: InFlight) -> list[SequenceOutput]:
         result = self._record.read(step)
         now = time.monotonic()
+        self._take_time(step.plan, now - self._busy_since)
+        self._busy_since = now
         if result.prompt_logprobs is not None:
             self._keep_prompt_scores(step.plan, result.prompt_logprobs)
         events = self._scheduler.update(step.plan, result.tokens.tolist())
         self._generation_tokens += len(events)
         return [self._news(event, result, now) for event in events]
+
+    def _take_time(self, plan: StepPlan, seconds: float) -> None:
+        """Learn from what a step took how fast the queue goes, and what steps cost."""
+        if any(self._scheduler.backlog):
+            self._gate.observe(plan, self._scheduler.backlog, seconds)
+        if self._learner is not None:
+            self._learner.observe(Work.of(plan), max(seconds, 1e-6))
+            self._scheduler.costs = self._learner.costs
 
     def _news(self, event: TokenEvent, result: StepResult, now: float) -> SequenceOutput:
         sequence, reason = event.sequence, event.finish_reason
@@ -463,6 +522,7 @@ class EngineCore:
         self._requests.clear()
         self._in_flight.clear()
         self._preparing.clear()
+        self._deadlines.clear()
         self._num_guided = 0
         return ended
 

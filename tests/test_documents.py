@@ -19,6 +19,7 @@ DOCUMENTS = (
     "docs/api.md",
     "docs/models.md",
     "docs/operations.md",
+    "docs/overload.md",
     "docs/several_models.md",
 )
 README = (ROOT / "README.md").read_text()
