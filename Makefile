@@ -24,7 +24,7 @@ UNKNOWN := $(filter-out cuda12 cuda13,$(subst $(comma), ,$(EXTRAS)))
 $(if $(UNKNOWN),$(error EXTRAS must be cuda12 or cuda13, got $(UNKNOWN)))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow test-clients lint format clean
+.PHONY: help serve test test-slow test-clients test-browser lint format clean
 
 help:
 	@echo "make serve       serve the demo model on port $(PORT), to this machine only"
@@ -32,6 +32,7 @@ help:
 	@echo "make test        lint, type-check and run the quick tests"
 	@echo "make test-slow   run the slow tests too"
 	@echo "make test-clients  talk to the server with clients of other makers"
+	@echo "make test-browser  look at the status page in Chromium, which must be installed"
 	@echo "make lint        ruff, mypy and the import rules"
 	@echo "make format      let ruff rewrite the sources"
 	@echo "make clean       remove .venv and what the tools left in this folder"
@@ -42,15 +43,21 @@ serve: $(RUN)
 
 test: lint
 	@echo "==> pytest (some minutes, in two processes)"
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu and not clients"
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu and not clients and not browser"
 
 test-slow: lint
 	@echo "==> pytest, slow tests included"
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not gpu and not clients"
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not gpu and not clients and not browser"
 
 test-clients: $(CLIENTS)/.made
 	@echo "==> pytest -m clients (some minutes)"
 	@$(BIN)/python -m pytest -q -n 0 -m clients tests/clients
+
+test-browser: $(DEV)
+	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || \
+		{ echo "error: no chromium on the PATH; Debian's package is called so" >&2; exit 1; }
+	@echo "==> pytest -m browser"
+	@$(BIN)/python -m pytest -q -n 0 -m browser tests/browser
 
 lint: $(DEV)
 	@echo "==> ruff"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from paged.runtime.engine_state import EngineState, ProcessState
 from paged.runtime.memory import MemoryPlan
 from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
 
@@ -32,6 +34,7 @@ class Clock:
     max_model_len: int = MAX_MODEL_LEN
     vocab_size: int = VOCABULARY
     memory: MemoryPlan = field(default_factory=lambda: _MEMORY)
+    startup: dict[str, float] = field(default_factory=dict)
     _random: Random = field(default_factory=lambda: Random(0))
     _waiting: deque[EngineRequest] = field(default_factory=deque)
     _live: dict[str, int] = field(default_factory=dict)  # tokens to come
@@ -83,6 +86,9 @@ class Clock:
 
     def stats(self) -> EngineStats:
         return EngineStats(num_steps=self._num_steps)
+
+    def look(self, deliver: Callable[[EngineState], None]) -> None:
+        deliver(EngineState([], b"", [], ProcessState.here()))
 
     def reset_prefix_cache(self) -> bool:
         return True

@@ -20,7 +20,7 @@ def main(descriptor: int) -> int:
     first = Channel(socket.socket(fileno=descriptor), Setup)
     setup = _receive(first)
     options = setup.options
-    configure_logging(options.uvicorn_log_level)
+    configure_logging(options.uvicorn_log_level, options.log_format)
     with joined(setup.entries, options, setup.doors) as services:
         app = make_app(services, options, setup.peers)
         listener, private = (socket.socket(fileno=each) for each in (setup.listener, setup.private))

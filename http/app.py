@@ -57,6 +57,9 @@ from paged.http.options import ServeOptions
 from paged.http.peers import Answers, Peers, added
 from paged.http.request_counter import CountRequests, Load
 from paged.http.request_ids import EchoRequestId
+from paged.http.request_report import Reporter
+from paged.http.status import DEBUG_ROUTES, STATUS_ROUTES, Glance, recent_of
+from paged.http.trace_context import ReadTraceContext
 from paged.runtime.errors import DeadlineExceeded, EngineDead, InvalidRequest, Overloaded
 from paged.runtime.pooling.engine import PoolingEngine
 
@@ -67,6 +70,8 @@ class Door(TypedDict, total=False):
     """What an application is told of itself rather than of a model; see `create_server`."""
 
     api_keys: Sequence[str]
+    admin_keys: Sequence[str]
+    reads_traces: bool
     key_ring: KeyRing | None
     max_body_size: int
     default_timeout: float | None
@@ -88,6 +93,7 @@ def create_app(
     defaults: RequestDefaults | None = None,
     response_role: str = "assistant",
     log_requests: bool = False,
+    reporters: Sequence[Reporter] = (),
     **door: Unpack[Door],
 ) -> Starlette:
     """An ASGI application that serves one model: see `create_service` and `create_server`."""
@@ -100,6 +106,7 @@ def create_app(
         defaults=defaults,
         response_role=response_role,
         log_requests=log_requests,
+        reporters=reporters,
     )
     return create_server([service], **door)
 
@@ -115,6 +122,7 @@ def create_service(
     defaults: RequestDefaults | None = None,
     response_role: str = "assistant",
     log_requests: bool = False,
+    reporters: Sequence[Reporter] = (),
 ) -> AnyService:
     """A model as the routes see it.
 
@@ -127,7 +135,8 @@ def create_service(
         answers: how the model writes reasoning and tool calls; None for text alone.
         defaults: what requests leave open.
         response_role: that chat replies carry.
-        log_requests: whether to log each request's parameters (never its prompt).
+        log_requests: whether to log each request for vectors or scores.
+        reporters: are told of each request for text that has ended.
     """
     names, metrics = tuple(model_names), Metrics(engine, model_names[0], number)
     if isinstance(engine, PoolingEngine):
@@ -137,6 +146,7 @@ def create_service(
         names,
         metrics,
         log_requests,
+        tuple(reporters),
         chat_template=chat_template,
         trust_request_chat_template=trust_request_chat_template,
         answers=answers or AnswerFormat(),
@@ -149,6 +159,8 @@ def create_server(
     services: Sequence[AnyService],
     *,
     api_keys: Sequence[str] = (),
+    admin_keys: Sequence[str] = (),
+    reads_traces: bool = False,
     key_ring: KeyRing | None = None,
     max_body_size: int = ServeOptions.max_body_size,
     default_timeout: float | None = None,
@@ -164,6 +176,8 @@ def create_server(
     Args:
         services: at least one, no two of a name. They decide which routes there are.
         api_keys: any of them is needed for all but the probes; none admits everyone.
+        admin_keys: any of them is needed for /debug/state, which is not there without.
+        reads_traces: whether requests say of which trace they are part.
         key_ring: more of them, with limits; one of either is needed then.
         max_body_size: bytes.
         default_timeout: seconds of requests that name none; None for no limit.
@@ -188,13 +202,19 @@ def create_server(
     ]
     counts = LocalCounts() if peers.is_first else CountsOfFirst(peers)
     if key_ring is not None:
-        limits = Middleware(LimitKeys, ring=key_ring, counts=counts, others=api_keys)
-        middleware.append(limits)
-    elif api_keys:
-        middleware.append(Middleware(RequireKey, keys=api_keys))
+        others = {"others": api_keys, "admins": admin_keys}
+        middleware.append(Middleware(LimitKeys, ring=key_ring, counts=counts, **others))
+    elif api_keys or admin_keys:
+        middleware.append(Middleware(RequireKey, keys=api_keys, admin_keys=admin_keys))
+    if reads_traces:
+        middleware.append(Middleware(ReadTraceContext))
     middleware.append(Middleware(AnswerBugs))
     app = Starlette(
-        routes=_routes(services, tells_tokenizer=tells_tokenizer),
+        routes=[
+            *STATUS_ROUTES,
+            *(DEBUG_ROUTES if admin_keys or key_ring is not None else ()),
+            *_routes(services, tells_tokenizer=tells_tokenizer),
+        ],
         middleware=middleware,
         exception_handlers=dict.fromkeys(_HANDLED, handle_error),
     )
@@ -203,6 +223,7 @@ def create_server(
     app.state.registry = registry
     app.state.load = load
     app.state.peers = peers
+    app.state.glances = [Glance() for _ in services]
     app.state.key_ring, app.state.counts = key_ring, counts
     return app
 
@@ -214,6 +235,7 @@ def told(app: Starlette) -> Answers:
         "dead": state.models.dead,
         "load": lambda: state.load.num_requests,
         "metrics": lambda: generate_latest(state.registry).decode(),
+        "recent": lambda: recent_of(state.models),
         **(answers_of(state.counts) if isinstance(state.counts, LocalCounts) else {}),
     }
 

@@ -11,26 +11,35 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paged.http.api.errors import ApiError, error_response
-from paged.http.paths import OPEN_PATHS, path_of
+from paged.http.paths import is_for_admins, is_open, path_of
 
 _REFUSAL = "Wrong or missing API key: send it as 'Authorization: Bearer KEY' or as 'X-Api-Key: KEY'"
 
 
 class RequireKey:
-    """Middleware that lets a request through if it brings one of the keys."""
+    """Middleware that lets a request through if it brings one of the keys.
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+    Args:
+        keys: for all but the probes; none admits everyone.
+        admin_keys: for what is for admins, if there is such a thing.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str], admin_keys: Iterable[str] = ()) -> None:
         self.app = app
         self.digests = [sha256(key.encode()).digest() for key in keys]
+        self.admin_digests = [sha256(key.encode()).digest() for key in admin_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or path_of(scope) in OPEN_PATHS or self._admits(scope):
+        if scope["type"] != "http" or is_open(path_of(scope)) or self._admits(scope):
             await self.app(scope, receive, send)
             return
         await refused(path_of(scope))(scope, receive, send)
 
     def _admits(self, scope: Scope) -> bool:
-        return are_among(digests_of(scope), self.digests)
+        wanted = self.digests
+        if self.admin_digests and is_for_admins(path_of(scope)):
+            wanted = self.admin_digests
+        return not wanted or are_among(digests_of(scope), wanted)
 
 
 def refused(path: str) -> Response:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
+from paged.runtime.about import About
 from paged.runtime.beam_search import BeamSearchParams
+from paged.runtime.engine_state import EngineState
 from paged.runtime.messages import EngineStats, Terms
 from paged.runtime.outputs import RequestOutput
 from paged.runtime.sampling_params import SamplingParams
@@ -53,6 +55,9 @@ class AnyEngine(Protocol):
     @property
     def errored(self) -> bool: ...
 
+    @property
+    def about(self) -> About | None: ...
+
     def stats(self) -> EngineStats: ...
 
     def shutdown(self) -> None: ...
@@ -94,3 +99,5 @@ class Engine(AnyEngine, Protocol):
     ) -> RequestOutput: ...
 
     async def abort(self, request_id: str) -> None: ...
+
+    async def look(self) -> EngineState: ...

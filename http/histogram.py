@@ -15,13 +15,23 @@ class Histogram(Collector):
     """Counts values up to each bound. One thread observes and is scraped: the event loop's.
 
     The library's own takes a lock for each of the numbers it changes, and five times as long.
+
+    Args:
+        bounds: ascending.
+        also: another name under which the same is told.
     """
 
     def __init__(
-        self, name: str, text: str, labels: Mapping[str, str], bounds: Sequence[float]
+        self,
+        name: str,
+        text: str,
+        labels: Mapping[str, str],
+        bounds: Sequence[float],
+        *,
+        also: str | None = None,
     ) -> None:
-        self._name, self._text, self._labels = name, text, labels
-        self._bounds = list(bounds)  # ascending
+        self._names, self._text, self._labels = (name, also), text, labels
+        self._bounds = list(bounds)
         self._counts = [0] * (len(bounds) + 1)  # the last is of values beyond them all
         self._sum = 0.0
 
@@ -30,8 +40,18 @@ class Histogram(Collector):
         self._sum += value
 
     def collect(self) -> Iterable[Metric]:
-        family = HistogramMetricFamily(self._name, self._text, labels=list(self._labels))
-        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
-        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
-        family.add_metric(list(self._labels.values()), buckets, self._sum)
-        yield family
+        buckets = cumulated(self._bounds, self._counts)
+        for name in filter(None, self._names):
+            family = HistogramMetricFamily(name, self._text, labels=list(self._labels))
+            family.add_metric(list(self._labels.values()), buckets, self._sum)
+            yield family
+
+
+def cumulated(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Counts by bound as Prometheus has them: of all values up to each.
+
+    Args:
+        counts: one for each bound, and one for values beyond them all; or () for no values.
+    """
+    names = [*map(floatToGoString, bounds), "+Inf"]
+    return list(zip(names, accumulate(counts or [0] * len(names)), strict=True))

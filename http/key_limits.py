@@ -19,7 +19,7 @@ from paged.http.api.errors import ApiError, error_response, retry_after
 from paged.http.auth import are_among, digests_of, refused
 from paged.http.keys import KeyEntry, KeyRing
 from paged.http.meter import METER, Account, Meter
-from paged.http.paths import OPEN_PATHS, is_for_admins, path_of
+from paged.http.paths import is_for_admins, is_open, path_of
 from paged.http.peers import Answers, Peers
 
 RATE_HEADERS = tuple(
@@ -162,20 +162,30 @@ class LimitKeys:
         ring: the keys of the file.
         counts: who counts what they use.
         others: keys without limits.
+        admins: keys without limits for what is for admins alone.
     """
 
     def __init__(
-        self, app: ASGIApp, ring: KeyRing, counts: Counts, others: Sequence[str] = ()
+        self,
+        app: ASGIApp,
+        ring: KeyRing,
+        counts: Counts,
+        others: Sequence[str] = (),
+        admins: Sequence[str] = (),
     ) -> None:
         self.app = app
         self.ring, self.counts = ring, counts
         self.others = [sha256(key.encode()).digest() for key in others]
+        self.admins = [sha256(key.encode()).digest() for key in admins]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or (path := path_of(scope)) in OPEN_PATHS:
+        if scope["type"] != "http" or is_open(path := path_of(scope)):
             await self.app(scope, receive, send)
             return
         digests = digests_of(scope)
+        if is_for_admins(path) and are_among(digests, self.admins):
+            await self.app(scope, receive, send)
+            return
         entry, is_other = self.ring.find(digests), are_among(digests, self.others)
         if entry is None and not is_other:
             await refused(path)(scope, receive, send)

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from http import HTTPStatus
 
 from paged.http.engine import AnyEngine
-from paged.runtime.logs import log_to_stderr
+from paged.http.paths import STATUS_PATH
+from paged.runtime.logs import LogFormat, log_to_stderr
 from paged.runtime.messages import EngineStats
 
 logger = logging.getLogger(__name__)
 
+# What uvicorn gives for a line on an HTTP request; the path has its query.
+_ACCESS = ("client", "method", "path", "http_version", "status")
 
-def configure_logging(level: str) -> None:
+
+def configure_logging(level: str, log_format: LogFormat = "text") -> None:
     """Log our own and the HTTP server's lines from `level` up, and others' warnings."""
-    log_to_stderr(level.upper(), "paged", "uvicorn")
+    log_to_stderr(level.upper(), "paged", "uvicorn", log_format=log_format)
+    access = logging.getLogger("uvicorn.access")
+    access.addFilter(_is_no_poll)
+    access.addFilter(_with_fields)
     # uvicorn tells of start and stop, which we do too, under a name that looks like trouble.
     logging.getLogger("uvicorn.error").addFilter(_is_no_chatter)
 
@@ -23,12 +31,26 @@ def _is_no_chatter(record: logging.LogRecord) -> bool:
     return record.levelno != logging.INFO
 
 
+def _is_no_poll(record: logging.LogRecord) -> bool:
+    """Whether a line is of more than a status page that asks again, once a second."""
+    args = record.args
+    if not isinstance(args, tuple) or len(args) != len(_ACCESS):
+        return True
+    return not (str(args[2]).endswith(STATUS_PATH) and args[4] == HTTPStatus.OK)
+
+
+def _with_fields(record: logging.LogRecord) -> bool:
+    """Give a line on an HTTP request its parts, for logs in JSON."""
+    if isinstance(record.args, tuple) and len(record.args) == len(_ACCESS):
+        record.fields = dict(zip(_ACCESS, record.args, strict=True))
+    return True
+
+
 def leave_out(paths: str) -> None:
     """Log no HTTP request for these paths, given as /health,/metrics."""
     quiet = frozenset(path.strip() for path in paths.split(","))
 
     def wanted(record: logging.LogRecord) -> bool:
-        # uvicorn's arguments: client, method, path with query, HTTP version, status.
         args = record.args
         path = str(args[2]) if isinstance(args, tuple) and len(args) > 2 else ""
         return path.partition("?")[0] not in quiet

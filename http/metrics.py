@@ -6,7 +6,6 @@ are filled as outputs pass by.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 
 from prometheus_client import (
@@ -22,7 +21,8 @@ from prometheus_client.registry import Collector
 from paged.http.engine import AnyEngine
 from paged.http.engine_metrics import EngineCollector
 from paged.http.histogram import Histogram
-from paged.runtime.outputs import RequestOutput
+from paged.http.recent import Recent
+from paged.runtime.outputs import RequestMetrics
 
 _FIRST_TOKEN = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
@@ -40,19 +40,28 @@ _DELIVERY = (
     *(0.0001, 0.00015, 0.0002, 0.0003, 0.0005, 0.0007, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.007),
     *(0.01, 0.015, 0.02, 0.03, 0.05, 0.07, 0.1, 0.2, 0.5, 1.0),
 )
-_FINISH_REASONS = ("stop", "length", "abort", "timeout", "error")
+_NS = (1, 2, 5, 10, 20)
+_FINISH_REASONS = ("stop", "length", "abort", "timeout", "error", "repetition")
 
 
 class Metrics(Collector):
-    """The metrics of one model; `number` counts the models of a server from 0."""
+    """The metrics of one model; `number` counts the models of a server from 0.
+
+    Attributes:
+        max_model_len: tokens of prompt and output together.
+        recent: the last minutes, for the status page.
+    """
 
     def __init__(self, engine: AnyEngine, model_name: str, number: int = 0) -> None:
         self._labels = {"model_name": model_name, "engine": str(number)}
         self._of_engine = EngineCollector(engine, self._labels)
         self._collectors: list[Collector] = [self._of_engine]
+        self.max_model_len = engine.max_model_len
+        self.recent = Recent()
         tokens = _one_two_five(engine.max_model_len)
         self.first_token = self._histogram("time_to_first_token_seconds", _FIRST_TOKEN)
-        self.inter_token = self._histogram("inter_token_latency_seconds", _PER_TOKEN)
+        old_name = "vllm:time_per_output_token_seconds"  # which older boards ask for
+        self.inter_token = self._histogram("inter_token_latency_seconds", _PER_TOKEN, also=old_name)
         self.per_token = self._histogram("request_time_per_output_token_seconds", _PER_TOKEN)
         self.end_to_end = self._histogram("e2e_request_latency_seconds", _PER_REQUEST)
         self.queue = self._histogram("request_queue_time_seconds", _PER_REQUEST)
@@ -61,17 +70,42 @@ class Metrics(Collector):
         self.inference = self._histogram("request_inference_time_seconds", _PER_REQUEST)
         self.prompt_tokens = self._histogram("request_prompt_tokens", tokens)
         self.generation_tokens = self._histogram("request_generation_tokens", tokens)
+        self.longest_generation = self._histogram("request_max_num_generation_tokens", tokens)
+        self.max_tokens = self._histogram("request_params_max_tokens", tokens)
+        self.computed_tokens = self._histogram("request_prefill_kv_computed_tokens", tokens)
+        self.n = self._histogram("request_params_n", _NS)
         self.delivery = self._histogram("token_delivery_seconds", _DELIVERY, "paged")
         self.success = self._counters("request_success", "finished_reason", _FINISH_REASONS)
+        text = "Requests whose client left before their end."
+        disconnects = Counter("paged:client_disconnects", text, [*self._labels], registry=None)
+        self._collectors.append(disconnects)
+        self.disconnects = disconnects.labels(**self._labels)
 
     @property
     def engine_names(self) -> frozenset[str]:
         """Metrics that are the engine's own, and the same in all API processes."""
         return frozenset(family.name for family in self._of_engine.collect())
 
-    def watch(self) -> RequestWatch:
-        """A watch over one request."""
-        return RequestWatch(self)
+    def count_end(self, reason: str) -> None:
+        """Take note that a sequence has ended."""
+        if reason in self.success:
+            self.success[reason].inc()
+
+    def observe_first(self, times: RequestMetrics) -> None:
+        """Take note of a first token."""
+        _span(self.first_token, times.arrival_time, times.first_token_time)
+        if times.first_token_time is not None:
+            self.recent.now().add_first(times.first_token_time - times.arrival_time)
+
+    def observe_times(self, times: RequestMetrics, num_gaps: int) -> None:
+        """Take note of how long a request took, the longest of whose sequences has `num_gaps`."""
+        _span(self.end_to_end, times.arrival_time, times.finished_time)
+        _span(self.queue, times.arrival_time, times.first_scheduled_time)
+        _span(self.prefill, times.first_scheduled_time, times.first_token_time)
+        _span(self.decode, times.first_token_time, times.finished_time)
+        _span(self.inference, times.first_scheduled_time, times.finished_time)
+        if num_gaps > 0:
+            _span(self.per_token, times.first_token_time, times.finished_time, parts=num_gaps)
 
     def count_pooling(self, reason: str, num_tokens: int, seconds: float) -> None:
         """Take note of a request for embeddings or scores that has ended."""
@@ -91,8 +125,10 @@ class Metrics(Collector):
         self._collectors.append(family)
         return {value: family.labels(**self._labels, **{label: value}) for value in values}
 
-    def _histogram(self, name: str, buckets: Sequence[float], origin: str = "vllm") -> Histogram:
-        histogram = Histogram(f"{origin}:{name}", _text(name), self._labels, buckets)
+    def _histogram(
+        self, name: str, buckets: Sequence[float], origin: str = "vllm", also: str | None = None
+    ) -> Histogram:
+        histogram = Histogram(f"{origin}:{name}", _text(name), self._labels, buckets, also=also)
         self._collectors.append(histogram)
         return histogram
 
@@ -125,58 +161,6 @@ def registry_of(models: Sequence[Metrics]) -> CollectorRegistry:
         collector(registry=registry)
     registry.register(_Joined(models))
     return registry
-
-
-class RequestWatch:
-    """Observes the outputs of one request; `open` until it has ended one way or another."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self.open = True
-        self._metrics = metrics
-        self._num_tokens: dict[int, int] = {}
-        self._last_news: dict[int, float] = {}
-
-    def observe(self, output: RequestOutput) -> None:
-        """Take note of an output that the client gets."""
-        metrics, now = self._metrics, time.perf_counter()
-        if not self._num_tokens:
-            _span(metrics.first_token, output.metrics.arrival_time, output.metrics.first_token_time)
-        for sequence in output.outputs:
-            index, reason = sequence.index, sequence.finish_reason
-            before = self._last_news.get(index)
-            if before is not None:
-                metrics.inter_token.observe(now - before)
-            self._last_news[index] = now
-            self._num_tokens[index] = self._num_tokens.get(index, 0) + len(sequence.token_ids)
-            if reason is not None and reason in metrics.success:
-                metrics.success[reason].inc()
-        if output.finished:
-            self._observe_whole(output)
-            self.close()
-
-    def handed_on(self, output: RequestOutput) -> None:
-        """Take note that the socket has what an output says."""
-        if output.read_time is not None:
-            self._metrics.delivery.observe(time.monotonic() - output.read_time)
-
-    def close(self, reason: str | None = None) -> None:
-        """Nothing more will come; `reason` if the engine has not given one."""
-        self.open = False
-        if reason is not None:
-            self._metrics.success[reason].inc()
-
-    def _observe_whole(self, output: RequestOutput) -> None:
-        metrics, times = self._metrics, output.metrics
-        metrics.prompt_tokens.observe(len(output.prompt_token_ids))
-        metrics.generation_tokens.observe(sum(self._num_tokens.values()))
-        _span(metrics.end_to_end, times.arrival_time, times.finished_time)
-        _span(metrics.queue, times.arrival_time, times.first_scheduled_time)
-        _span(metrics.prefill, times.first_scheduled_time, times.first_token_time)
-        _span(metrics.decode, times.first_token_time, times.finished_time)
-        _span(metrics.inference, times.first_scheduled_time, times.finished_time)
-        gaps = max(self._num_tokens.values(), default=0) - 1
-        if gaps > 0:
-            _span(metrics.per_token, times.first_token_time, times.finished_time, parts=gaps)
 
 
 def _span(histogram: Histogram, start: float | None, end: float | None, parts: int = 1) -> None:

@@ -40,6 +40,9 @@ class ServeOptions:
         "Keys, any of which a request must bring; default that in PAGED_API_KEY, "
         "without which everyone is admitted.",
     )
+    admin_api_key: tuple[str, ...] = option(
+        (), "Keys, any of which /debug/state must be asked with; without, it is not there."
+    )
     api_keys_file: str | None = option(
         None,
         "File of more keys, as JSON lines or YAML, each with its name and limits; `paged hash-key` "
@@ -75,7 +78,23 @@ class ServeOptions:
     uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug"] = option(
         "info", "Least level that is logged."
     )
-    enable_log_requests: bool = option(False, "Log each request's parameters, never its prompt.")
+    log_format: Literal["text", "json"] = option(
+        "text", "How log lines look: text, or a JSON object each."
+    )
+    enable_log_requests: bool = option(
+        False, "Log a line for each request: its ids, lengths, times and why it ended."
+    )
+    enable_log_outputs: bool = option(
+        False, "Show in that line what the model wrote; needs --enable-log-requests."
+    )
+    max_log_len: int | None = option(
+        None,
+        "Characters of prompts, and of outputs if they are logged, that the line shows; without, "
+        "no prompt is shown.",
+    )
+    otlp_traces_endpoint: str | None = option(
+        None, "Collector that gets a span of each request: http://host:4317. Needs the extra otel."
+    )
     disable_log_stats: bool = option(False, "Do not log statistics every 10 seconds.")
     disable_uvicorn_access_log: bool = option(False, "Do not log each HTTP request.")
     disable_access_log_for_endpoints: str | None = option(
@@ -95,6 +114,10 @@ class ServeOptions:
                 f"--api-server-count {self.api_server_count} needs an engine process that they can "
                 "share: leave out --no-engine-process"
             )
+        if self.enable_log_outputs and not self.enable_log_requests:
+            raise ConfigError("--enable-log-outputs needs --enable-log-requests")
+        if self.max_log_len is not None and self.max_log_len < 0:
+            raise ConfigError(f"--max-log-len must be at least 0, got {self.max_log_len}")
         if self.default_timeout is not None and not 0 < self.default_timeout <= LONGEST_TIMEOUT:
             raise ConfigError(
                 f"--default-timeout must be above 0 and at most {LONGEST_TIMEOUT} seconds, "
@@ -107,6 +130,7 @@ class ServeOptions:
         if not self.ssl_certfile and (self.ssl_keyfile or self.ssl_ca_certs):
             raise ConfigError("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
         _check_none_empty("--api-key", self.api_key)
+        _check_none_empty("--admin-api-key", self.admin_api_key)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,16 +5,24 @@ from __future__ import annotations
 from starlette.types import Scope
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
-"""What needs no key."""
+"""What needs no key, and is not counted."""
+STATUS_PATH = "/status.json"
+"""What the status page asks for every second."""
+_PAGE, _PAGE_FILES = "/", "/static/"
 _ADMIN = "/debug/"
-
-
-def is_for_admins(path: str) -> bool:
-    """Whether a path needs the key of an admin."""
-    return path.startswith(_ADMIN)
 
 
 def path_of(scope: Scope) -> str:
     """A request's path below the one at which a proxy offers this server."""
     path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
+    return path.removeprefix(scope.get("root_path", "")) or _PAGE
+
+
+def is_open(path: str) -> bool:
+    """Whether a path needs no key: the probes', and the page, which asks for one itself."""
+    return path in OPEN_PATHS or path == _PAGE or path.startswith(_PAGE_FILES)
+
+
+def is_for_admins(path: str) -> bool:
+    """Whether a path needs the admin key, and no other will do."""
+    return path.startswith(_ADMIN)

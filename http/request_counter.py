@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paged.http.paths import OPEN_PATHS, path_of
+from paged.http.api.errors import REFUSAL_CAUSE
+from paged.http.paths import OPEN_PATHS, STATUS_PATH, path_of
 
-_UNCOUNTED_PATHS = OPEN_PATHS | {"/load"}
+_UNCOUNTED_PATHS = OPEN_PATHS | {"/load", STATUS_PATH}
 DIRECT_SEND = "paged.direct_send"
 """Where a request's scope has the server's own `send`. No middleware looks at the parts of a body,
 and six of them take as long as encoding one: streams send theirs past them, after the head."""
@@ -44,6 +45,8 @@ class CountRequests:
             labels[:2],
             registry=registry,
         )
+        text = "HTTP requests refused, by cause."
+        self.refused = Counter("paged:requests_refused", text, ["cause"], registry=registry)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or path_of(scope) in _UNCOUNTED_PATHS:
@@ -72,3 +75,5 @@ class CountRequests:
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self.count.labels(handler, method, status).inc()
         self.seconds.labels(handler, method).observe(seconds)
+        if cause := scope.get(REFUSAL_CAUSE):
+            self.refused.labels(cause).inc()

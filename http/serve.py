@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; returns the exit status, 1 if an engine died."""
     options = _with_key(read_flags(ServeOptions, args))
     entries = read_entries(args)
-    configure_logging(options.uvicorn_log_level)
+    configure_logging(options.uvicorn_log_level, options.log_format)
     _note_ignored(args)
     _allow_many_connections()
     _check_certificates(options)
@@ -89,6 +89,8 @@ def make_app(
     return create_server(
         services,
         api_keys=options.api_key,
+        admin_keys=options.admin_api_key,
+        reads_traces=options.otlp_traces_endpoint is not None,
         key_ring=None if options.api_keys_file is None else KeyRing(Path(options.api_keys_file)),
         max_body_size=options.max_body_size,
         default_timeout=options.default_timeout,

@@ -14,6 +14,8 @@ from paged.http.app import create_service
 from paged.http.engine import Engine
 from paged.http.entries import Entry
 from paged.http.options import ServeOptions
+from paged.http.request_log import RequestLog
+from paged.http.request_report import Reporter
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.child_process import JoinedProcess
 from paged.runtime.config import EngineConfig
@@ -91,13 +93,14 @@ def _services(
     options: ServeOptions,
     start: Callable[[int, EngineConfig], Engine | PoolingEngine],
 ) -> Iterator[list[AnyService]]:
+    traces = _traces(options)
     with ExitStack() as engines:
         services = []
         for number, entry in enumerate(entries):
             with _concerning(entry, len(entries)):
                 engine = start(number, entry.config)
             engines.callback(engine.shutdown)
-            services.append(_service(engine, entry, number, options))
+            services.append(_service(engine, entry, number, options, traces))
         yield services
 
 
@@ -139,7 +142,11 @@ def _start_engine(
 
 
 def _service(
-    engine: Engine | PoolingEngine, entry: Entry, number: int, options: ServeOptions
+    engine: Engine | PoolingEngine,
+    entry: Entry,
+    number: int,
+    options: ServeOptions,
+    traces: Sequence[Reporter],
 ) -> AnyService:
     return create_service(
         engine,
@@ -151,4 +158,27 @@ def _service(
         defaults=entry.defaults,
         response_role=entry.role,
         log_requests=options.enable_log_requests,
+        reporters=[*_logs(engine, options), *traces],
     )
+
+
+def _logs(engine: Engine | PoolingEngine, options: ServeOptions) -> list[Reporter]:
+    """What logs the requests that have ended, if that is asked for."""
+    if not options.enable_log_requests:
+        return []
+    shown, outputs = options.max_log_len, options.enable_log_outputs
+    return [RequestLog(engine.tokenizer, max_length=shown, outputs=outputs)]
+
+
+def _traces(options: ServeOptions) -> list[Reporter]:
+    """What makes spans of them, likewise. Raises ConfigError if it cannot."""
+    if options.otlp_traces_endpoint is None:
+        return []
+    try:
+        from paged.http.otel import RequestTraces
+
+        return [RequestTraces.sent_to(options.otlp_traces_endpoint)]
+    except ImportError as error:
+        raise ConfigError(
+            f"--otlp-traces-endpoint needs OpenTelemetry: pip install 'paged[otel]' ({error})"
+        ) from error

@@ -98,6 +98,13 @@ class PagePool:
         """How many page tables hold the page."""
         return self._references[page]
 
+    def states(self) -> bytes:
+        """Each page from 1 on: free (0), cached (1), used (2), or used by several sequences (3)."""
+        states = bytearray(min(count + 1, 3) if count else 0 for count in self._references)
+        for page in self._cached:
+            states[page] = 1
+        return bytes(states[1:])
+
     def can_allocate(self, count: int, shared: Sequence[int] = ()) -> bool:
         """Whether `count` pages can be allocated after the pages `shared` have been brought."""
         taken = sum(self.is_on_host(page) or not self._references[page] for page in shared)

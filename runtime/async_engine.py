@@ -6,6 +6,7 @@ import asyncio
 import uuid
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -15,6 +16,7 @@ from paged.models.tokenizer import Tokenizer
 from paged.runtime.beam_search import BeamSearchParams, begin_search
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import LoadedCore, engine_config, load_engine
+from paged.runtime.engine_state import EngineState
 from paged.runtime.engine_thread import EngineThread, Stream
 from paged.runtime.errors import DeadlineExceeded, EngineDead, InvalidRequest, Overloaded
 from paged.runtime.front import Prepared, Prompt, TokensPrompt
@@ -40,6 +42,10 @@ class AsyncEngine:
         make_core: what finds the core in another way, such as one that runs already.
         flags: the fields of `EngineConfig`.
 
+    Attributes:
+        config: what it was told.
+        about: where its memory went, and how long its start took.
+
     Raises:
         TypeError: a keyword that is no flag; the message suggests the nearest one.
         ConfigError: flags that do not go together or do not fit the device.
@@ -55,7 +61,7 @@ class AsyncEngine:
     ) -> None:
         self.config = engine_config(model, flags)
         engine = load_engine(self.config, separate_process=separate_process, make_core=make_core)
-        self._front = engine.front
+        self._front, self.about = engine.front, engine.about
         self._thread = EngineThread(engine)
         # At interpreter exit, while JAX is still there, and when nobody holds the engine.
         self._shutdown = weakref.finalize(self, self._thread.shutdown)
@@ -198,6 +204,14 @@ class AsyncEngine:
         with suppress(EngineDead):
             # Shielded: a caller that is cancelled meanwhile still wants the request gone.
             await asyncio.shield(asyncio.wrap_future(self._thread.abort(request_id)))
+
+    async def look(self) -> EngineState:
+        """A close look at the engine, between two steps. Raises EngineDead."""
+        found: Future[EngineState] = Future()
+        found.set_running_or_notify_cancel()  # whoever waits may leave; the engine must not notice
+        call = self._thread.call(lambda engine: engine.look(found.set_result))
+        await asyncio.wrap_future(call)
+        return await asyncio.wrap_future(found)
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached pages; False, and nothing done, while requests use pages."""

@@ -34,6 +34,11 @@ class Bucket:
     num_rows: int
     decode_only: bool
 
+    @property
+    def name(self) -> str:
+        """What metrics call it."""
+        return f"{'decode' if self.decode_only else 'mixed'}_{self.num_tokens}"
+
 
 @dataclass(frozen=True)
 class Buckets:

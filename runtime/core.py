@@ -12,7 +12,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, wait
 from functools import partial
 from typing import NamedTuple
@@ -23,16 +23,26 @@ from numpy.typing import NDArray
 
 from paged.models.loading import ModelSource
 from paged.pool import PagePool
+from paged.runtime.about import StartClock
 from paged.runtime.bans import bans_of
 from paged.runtime.compiles import num_compiles
 from paged.runtime.config import EngineConfig
 from paged.runtime.cost_learner import CostLearner
 from paged.runtime.disk_pages import Fetched
 from paged.runtime.engine import load_tokenizer
+from paged.runtime.engine_state import EngineState, ProcessState, StepState
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.gate import Deadlines, Gate, Queue
 from paged.runtime.guides import Grammars, Guide
-from paged.runtime.live_requests import LiveRequest, Owner, Preparing, ending, limits_of, refused
+from paged.runtime.live_requests import (
+    LiveRequest,
+    Owner,
+    Preparing,
+    ending,
+    limits_of,
+    refused,
+    sequence_states,
+)
 from paged.runtime.messages import (
     Candidates,
     EngineRequest,
@@ -46,6 +56,7 @@ from paged.runtime.scheduler import Scheduler
 from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits
 from paged.runtime.setup import open_disk_tier, prepare
 from paged.runtime.step_costs import Work
+from paged.runtime.step_record import StepRecord
 
 logger = logging.getLogger(__name__)
 
@@ -71,13 +82,17 @@ class EngineCore:
     """Scheduler and device behind four calls: add, abort, step, close.
 
     Attributes:
+        memory: bytes by purpose.
+        startup: seconds by phase.
         max_model_len: longest sequence, prompt and output.
         vocab_size: token ids are below it.
     """
 
     def __init__(self, config: EngineConfig, source: ModelSource, *, progress: bool = True) -> None:
         """Load, divide memory, compile. Raises ConfigError where flags do not fit."""
-        self._runner, scheduling, self.memory = prepare(config, source, progress=progress)
+        clock = StartClock()
+        self._runner, scheduling, self.memory = prepare(config, source, clock, progress=progress)
+        self.startup = clock.seconds
         self.max_model_len = scheduling.max_model_len
         self.vocab_size = source.config.vocab_size
         self._pool = PagePool(
@@ -106,6 +121,8 @@ class EngineCore:
         self._num_guided = 0
         self._num_sequences = self._num_steps = 0
         self._prompt_tokens = self._generation_tokens = 0
+        self._admitted_tokens = self._cached_tokens = 0
+        self._record = StepRecord()
         self._cause_of_death: str | None = None
         # The collector walks everything only when a quarter more has survived than the last time.
         # Not having walked what start-up made, it would soon, for half a second without a step.
@@ -165,6 +182,7 @@ class EngineCore:
         call raises EngineDead.
         """
         self._check_alive()
+        self._record.begin()
         news, self._refused = self._refused, []
         try:
             news += self._end_late()
@@ -175,6 +193,7 @@ class EngineCore:
                 self._launch(plan, news)
             if self._in_flight and (plan is None or len(self._in_flight) > 1):
                 news += self._read(self._in_flight.popleft())
+            self._record.end()
             return news
         except Exception as error:
             return [*news, *self._die(error)]
@@ -184,6 +203,7 @@ class EngineCore:
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting + self._num_preparing,
+            num_deferred=self._num_preparing,
             kv_cache_usage=scheduler.kv_usage,
             num_pages=self.memory.num_pages - 1,
             num_free_pages=pool.num_free,
@@ -191,6 +211,8 @@ class EngineCore:
             page_size=self.memory.page_size,
             kv_waste=scheduler.kv_waste,
             prompt_tokens=self._prompt_tokens,
+            prompt_tokens_admitted=self._admitted_tokens,
+            prompt_tokens_cached=self._cached_tokens,
             generation_tokens=self._generation_tokens,
             prefix_cache_queries=scheduler.prefix_queries,
             prefix_cache_hits=scheduler.prefix_hits,
@@ -206,6 +228,8 @@ class EngineCore:
             num_preemptions=scheduler.num_preemptions,
             num_steps=self._num_steps,
             compiles_after_warmup=num_compiles() - self._compiles_at_start,
+            bytes_per_page=self.memory.bytes_per_page,
+            steps=self._record.stats(),
             room=self._gate.room(queue),
             retry_after=self._gate.retry_after(queue),
             wait_seconds=self._gate.wait(queue),
@@ -216,6 +240,15 @@ class EngineCore:
             refused=dict(self._gate.refused),
             num_timeouts=self._num_timeouts,
         )
+
+    def look(self, deliver: Callable[[EngineState], None]) -> None:
+        """Have a close look at the engine delivered, at once."""
+        steps = [
+            StepState(each.bucket.name, len(each.plan.rows), each.plan.num_tokens, each.age)
+            for each in self._in_flight
+        ]
+        sequences = sequence_states(self._scheduler.in_order(), self._preparing, self._owner)
+        deliver(EngineState(sequences, self._pool.states(), steps, ProcessState.here()))
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached pages, wherever they are; False, and nothing done, while any is used.
@@ -328,11 +361,15 @@ class EngineCore:
             owner.live.first_scheduled = owner.live.first_scheduled or now
             params, stops = owner.live.request.params, sequence.limits.stop_token_ids
             guided = owner.guide is not None
+            if not sequence.num_preemptions:
+                self._admitted_tokens += len(sequence.prompt)
+                self._cached_tokens += sequence.num_cached
             self._runner.admit(sequence, SlotRequest(params, owner.seed, stops, guided))
         if self._num_guided and self._guided_rows(plan):
             self._in_flight.append(self._launch_guided(plan, news))
         else:
             self._in_flight.append(self._runner.launch(plan))
+        self._record.launched(self._in_flight[-1])
         self._num_steps += 1
         for row in plan.rows:
             if (num_left := len(row.sequence.prompt) - row.start) > 0:
@@ -379,7 +416,7 @@ class EngineCore:
         return news
 
     def _read(self, step: InFlight) -> list[SequenceOutput]:
-        result = step.read()
+        result = self._record.read(step)
         now = time.monotonic()
         self._take_time(step.plan, now - self._busy_since)
         self._busy_since = now

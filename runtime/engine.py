@@ -8,7 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from paged.runtime.about import About, cache_settings
 from paged.runtime.config import EngineConfig, flags
+from paged.runtime.engine_state import EngineState
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import keywords
 from paged.runtime.front import Front, Prepared
@@ -40,6 +42,9 @@ class Core(Protocol):
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]: ...
     def step(self) -> list[SequenceOutput]: ...
     def stats(self) -> EngineStats: ...
+    def look(self, deliver: Callable[[EngineState], None]) -> None:
+        """Have a close look at the engine delivered, here or in a later `step`."""
+
     def reset_prefix_cache(self) -> bool: ...
     def close(self) -> None: ...
 
@@ -50,6 +55,7 @@ class LoadedCore(Core, Protocol):
     max_model_len: int
     vocab_size: int
     memory: MemoryPlan
+    startup: dict[str, float]
 
 
 class Engine:
@@ -57,10 +63,11 @@ class Engine:
 
     Attributes:
         front: makes the requests that `add` takes.
+        about: what it says of itself; None of cores that say nothing.
     """
 
-    def __init__(self, core: Core, front: Front) -> None:
-        self.front = front
+    def __init__(self, core: Core, front: Front, about: About | None = None) -> None:
+        self.front, self.about = front, about
         self._core = core
         self._processor = OutputProcessor(front.tokenizer)
         self._has_failed = False
@@ -107,6 +114,10 @@ class Engine:
 
     def stats(self) -> EngineStats:
         return self._core.stats()
+
+    def look(self, deliver: Callable[[EngineState], None]) -> None:
+        """Have a close look at the engine delivered, now or in a later `step`."""
+        self._core.look(deliver)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached pages; False, and nothing done, while requests use pages."""
@@ -176,7 +187,8 @@ def load_engine(
         eos_token_ids=source.eos_token_ids,
         has_priorities=config.scheduling_policy != "fcfs",
     )
-    return Engine(core, front)
+    about = About(core.memory, core.startup, cache_settings(config, core.memory))
+    return Engine(core, front, about)
 
 
 def find_model(config: EngineConfig) -> ModelSource:

@@ -29,6 +29,8 @@ from paged.runtime.wire import (
     Add,
     Channel,
     Failed,
+    Look,
+    Looked,
     Ready,
     ResetPrefixCache,
     Start,
@@ -71,7 +73,8 @@ def serve_model[T](
     channel = Channel(socket.socket(fileno=descriptor), incoming)
     try:
         start = _receive_start(channel)
-        log_to_stderr(start.log_level, "paged", about=start.about)
+        how = start.log_format
+        log_to_stderr(start.log_level, "paged", about=start.about, log_format=how)
         serve(load(start), channel)
     except Exception as error:
         channel.send(_last_words(error))
@@ -97,7 +100,8 @@ def _receive_start(channel: Channel) -> Start:
 
 def _serve(core: LoadedCore, clients: Clients) -> None:
     """Step until the first client leaves. Raises EngineDead when the core dies."""
-    ready = Ready(core.max_model_len, core.vocab_size, core.memory, core.stats())
+    facts = (core.max_model_len, core.vocab_size, core.memory)
+    ready = Ready(*facts, core.stats(), core.startup)
     clients.first.channel.send(ready)
     while True:
         for client in clients.heard(wait=not core.has_work):
@@ -122,7 +126,10 @@ def _serve(core: LoadedCore, clients: Clients) -> None:
 
 
 def _take(
-    core: LoadedCore, clients: Clients, client: Client, message: Add | Abort | ResetPrefixCache
+    core: LoadedCore,
+    clients: Clients,
+    client: Client,
+    message: Add | Abort | ResetPrefixCache | Look,
 ) -> None:
     client.num_taken += 1
     match message:
@@ -134,6 +141,8 @@ def _take(
             clients.forget(request_id, index)
         case ResetPrefixCache():
             client.channel.send(WasReset(core.reset_prefix_cache()))
+        case Look():
+            core.look(lambda state: client.channel.send(Looked(state)))
 
 
 def _last_words(error: Exception) -> Failed:

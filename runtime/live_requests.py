@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from paged.runtime.disk_pages import Fetched
+from paged.runtime.engine_state import SequenceState
 from paged.runtime.guides import Compiled, Guide
 from paged.runtime.messages import Candidates, EngineRequest, Refusal, SequenceOutput
 from paged.runtime.sequence import Sequence, SequenceLimits
@@ -95,4 +97,45 @@ def ending(live: LiveRequest, index: int, reason: str, error: str | None = None)
         finish_reason=reason,
         error=error,
         first_scheduled_time=live.first_scheduled,
+    )
+
+
+def sequence_states(
+    sequences: Iterable[Sequence], preparing: Iterable[Preparing], owners: Mapping[Sequence, Owner]
+) -> list[SequenceState]:
+    """Those the scheduler knows, then those it will.
+
+    Args:
+        owners: of all of them; one without has ended.
+    """
+    states = [
+        _state_of(sequence, owners[sequence], sequence.status.value)
+        for sequence in sequences
+        if sequence in owners
+    ]
+    for each in preparing:
+        for sequence in each.live.sequences.values():
+            states.append(_state_of(sequence, owners[sequence], "preparing"))
+    return states
+
+
+def _state_of(sequence: Sequence, owner: Owner, status: str) -> SequenceState:
+    return SequenceState(
+        request_id=owner.live.request.request_id,
+        index=owner.index,
+        status=status,
+        slot=sequence.slot,
+        priority=sequence.priority,
+        arrival_time=sequence.arrival,
+        prompt_tokens=len(sequence.prompt),
+        output_tokens=len(sequence.outputs),
+        max_tokens=sequence.limits.max_tokens,
+        computed_tokens=sequence.num_computed,
+        pending_tokens=sequence.num_pending,
+        cached_tokens=sequence.num_cached,
+        num_pages=sum(
+            len(table) - behind
+            for table, behind in zip(sequence.page_tables, sequence.num_behind, strict=False)
+        ),
+        num_preemptions=sequence.num_preemptions,
     )

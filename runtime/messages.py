@@ -125,15 +125,46 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     refusal: Refusal | None = None
 
 
-class EngineStats(msgspec.Struct, frozen=True):
+class Distribution(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Values counted by size; see `paged.runtime.step_record` for the bounds.
+
+    Attributes:
+        counts: values up to each bound and above the one before, then those above all; () for none.
+        total: their sum.
+    """
+
+    counts: tuple[int, ...] = ()
+    total: float = 0.0
+
+
+class StepStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What is known of the steps so far.
+
+    Attributes:
+        seconds: a step's time, by bucket.
+        host_seconds: the host's time in a step.
+        num_tokens: tokens in a step.
+        num_places: counter, places of their buckets; those without a token are padding.
+    """
+
+    seconds: dict[str, Distribution] = {}
+    host_seconds: Distribution = Distribution()
+    num_tokens: Distribution = Distribution()
+    num_places: int = 0
+
+
+class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """A snapshot of an engine, for metrics and logs. Counters only grow; 0 is what it has not.
 
     Attributes:
         num_running, num_waiting: sequences, or texts that are embedded or scored.
+        num_deferred: those waiting ones that wait for a grammar or for pages on disk.
         kv_cache_usage: share of pages in use by sequences, 0 to 1.
         num_pages, num_free_pages, num_cached_pages, page_size: the pool.
         kv_waste: share of the token places in used pages that hold no token, 0 to 1.
         prompt_tokens, generation_tokens: counters, tokens computed and tokens sampled.
+        prompt_tokens_admitted: counter, tokens of all prompts begun, computed or not.
+        prompt_tokens_cached: counter, those of them that need not be computed.
         prefix_cache_queries, prefix_cache_hits: counters, prompt tokens looked up in pages.
         host_queries, host_hits: counters, those not found there, looked up in host memory, and
             those loaded from it.
@@ -145,6 +176,8 @@ class EngineStats(msgspec.Struct, frozen=True):
         num_preemptions: counter.
         num_steps: counter.
         compiles_after_warmup: counter; 0 unless something is wrong.
+        bytes_per_page: of the pool.
+        steps: how long and how full they were.
         room: sequences that the queue would take now; None for any number.
         retry_after: seconds until one more is likely to be taken.
         wait_seconds, long_wait_seconds: that a request waits for its turn by the rates of late; the
@@ -157,6 +190,7 @@ class EngineStats(msgspec.Struct, frozen=True):
 
     num_running: int = 0
     num_waiting: int = 0
+    num_deferred: int = 0
     kv_cache_usage: float = 0
     num_pages: int = 0
     num_free_pages: int = 0
@@ -164,6 +198,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     page_size: int = 0
     kv_waste: float = 0
     prompt_tokens: int = 0
+    prompt_tokens_admitted: int = 0
+    prompt_tokens_cached: int = 0
     generation_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
@@ -179,6 +215,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     num_preemptions: int = 0
     num_steps: int = 0
     compiles_after_warmup: int = 0
+    bytes_per_page: int = 0
+    steps: StepStats = StepStats()
     room: int | None = None
     retry_after: float = 1.0
     wait_seconds: float = 0.0

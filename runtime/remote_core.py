@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -12,8 +13,9 @@ from msgspec.structs import replace
 
 from paged.runtime.child_process import ChildProcess, JoinedProcess
 from paged.runtime.config import EngineConfig
+from paged.runtime.engine_state import EngineState
 from paged.runtime.errors import EngineDead, InvalidRequest
-from paged.runtime.logs import current_model
+from paged.runtime.logs import current_format, current_model
 from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
 from paged.runtime.wire import (
     Abort,
@@ -21,6 +23,8 @@ from paged.runtime.wire import (
     Channel,
     Failed,
     FromEngine,
+    Look,
+    Looked,
     News,
     Ready,
     ResetPrefixCache,
@@ -57,7 +61,7 @@ class RemoteCore:
         process: one that runs already, in place of a new one.
 
     Attributes:
-        max_model_len, vocab_size, memory: those of the core.
+        max_model_len, vocab_size, memory, startup: those of the core.
         pid: of the process, if it was started here.
 
     Raises:
@@ -78,6 +82,7 @@ class RemoteCore:
         self._news: list[News] = []
         self._ready: Ready | None = None
         self._answers: list[bool] = []
+        self._viewers: deque[Callable[[EngineState], None]] = deque()
         self._failure: Failed | None = None
         self._is_closed = False
         descriptor = None if door is None else door.fileno()
@@ -94,7 +99,8 @@ class RemoteCore:
             self._channel.close()
             raise
         self.max_model_len, self.vocab_size = ready.max_model_len, ready.vocab_size
-        self.memory, self._stats = ready.memory, ready.stats
+        self.memory, self.startup = ready.memory, ready.startup
+        self._stats = ready.stats
 
     @property
     def has_work(self) -> bool:
@@ -146,6 +152,12 @@ class RemoteCore:
             self._check_alive()
         return self._answers.pop()
 
+    def look(self, deliver: Callable[[EngineState], None]) -> None:
+        """Have a close look at the engine delivered, by `step`, when the process has taken it."""
+        self._check_alive()
+        self._viewers.append(deliver)
+        self._send(Look())
+
     def close(self) -> None:
         """End everything, and wait until the process is gone. Idempotent."""
         if not self._is_closed:
@@ -158,13 +170,13 @@ class RemoteCore:
 
     def _start(self, config: EngineConfig, door: int | None) -> Ready:
         level = logging.getLogger("paged").getEffectiveLevel()
-        self._channel.send(Start(config, level, current_model(), door))
+        self._channel.send(Start(config, level, current_model(), door, current_format()))
         while self._ready is None:
             self._receive()
             self._check_alive()
         return self._ready
 
-    def _send(self, message: Add | Abort | ResetPrefixCache) -> None:
+    def _send(self, message: Add | Abort | ResetPrefixCache | Look) -> None:
         self._num_sent += 1
         self._channel.send(message)
         self._channel.flush()  # waits for a step at most: the process reads between steps
@@ -182,6 +194,8 @@ class RemoteCore:
                     self._news.append(message)
                 case WasReset():
                     self._answers.append(message.done)
+                case Looked():
+                    self._viewers.popleft()(message.state)
                 case Ready():
                     self._ready = message
                 case Failed():

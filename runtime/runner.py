@@ -117,6 +117,7 @@ class Started:
     """
 
     plan: StepPlan
+    bucket: Bucket
     slots: NDArray[np.int32]
     out: ForwardOut
     prompt_logprobs: TokenLogprobs | None
@@ -124,11 +125,22 @@ class Started:
 
 @dataclass(frozen=True)
 class InFlight:
-    """A launched step whose result is on its way to the host."""
+    """A launched step whose result is on its way to the host.
+
+    Attributes:
+        launch_time: when it was enqueued; seconds, `time.perf_counter`.
+    """
 
     plan: StepPlan
+    bucket: Bucket
+    launch_time: float
     sampled: Sampled
     prompt_logprobs: TokenLogprobs | None
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was enqueued."""
+        return time.perf_counter() - self.launch_time
 
     def read(self) -> StepResult:
         """Wait for the step. Raises what the device raised."""
@@ -232,7 +244,8 @@ class StepRunner:
             self._params, self._cache, self._slots, packed
         )
         prompt_logprobs = self._score(plan, bucket, out) if scores else None
-        return Started(plan, layout.slots(packed, len(plan.rows)), out, prompt_logprobs)
+        slots = layout.slots(packed, len(plan.rows))
+        return Started(plan, bucket, slots, out, prompt_logprobs)
 
     def load_masks(self, slots: list[int], masks: NDArray[np.int32]) -> None:
         """Say which tokens may come next in slots that have a grammar: masks [len(slots), W]."""
@@ -249,7 +262,8 @@ class StepRunner:
     def finish(self, step: Started) -> InFlight:
         """Enqueue the choice of a started step's tokens. Steps are finished in their order."""
         sampled = self._sample(step.slots, step.out)
-        result = InFlight(step.plan, sampled, step.prompt_logprobs)
+        now = time.perf_counter()
+        result = InFlight(step.plan, step.bucket, now, sampled, step.prompt_logprobs)
         for array in jax.tree.leaves((result.sampled, result.prompt_logprobs)):
             array.copy_to_host_async()
         return result

@@ -137,6 +137,11 @@ class Scheduler:
         """Sequences without a slot: not admitted yet, or preempted."""
         return len(self._sequences) - len(self._running)
 
+    def in_order(self) -> list[Sequence]:
+        """All sequences in their order of service, the running ones first."""
+        waiting = [each for each in self._sequences.values() if each.slot is None]
+        return [*self._running, *sorted(waiting, key=ORDERS[self.config.policy])]
+
     @property
     def num_waiting_long(self) -> int:
         return len(self._waiting.long)

@@ -26,6 +26,7 @@ from paged.models.registry import get_family
 from paged.models.spread import check_devices, spread_shapes
 from paged.models.weights import for_device
 from paged.pool import PagePool
+from paged.runtime.about import StartClock
 from paged.runtime.backend import choose_backend, slower_paths
 from paged.runtime.buckets import FEWEST_ROWS_ON_GPU, Buckets
 from paged.runtime.compiler import Compiler
@@ -101,21 +102,26 @@ def claim_devices(config: EngineConfig) -> tuple[jax.Device, ...]:
 
 
 def prepare(
-    config: EngineConfig, source: ModelSource, *, progress: bool
+    config: EngineConfig, source: ModelSource, clock: StartClock, *, progress: bool
 ) -> tuple[StepRunner, SchedulerConfig, MemoryPlan]:
     """Divide the memory, load the weights and compile every program.
+
+    Args:
+        clock: is told of the phases.
 
     Raises:
         ConfigError: the flags do not go together or do not fit the device. Nothing is loaded then.
     """
     _check_page_folder(config.kv_offloading_dir)
     use_compile_cache(config.compile_cache_dir)
-    devices = claim_devices(config)
+    with clock.phase("device"):
+        devices = claim_devices(config)
     device = devices[0]
     with Compiler(processes_for(devices)) as compiler:
-        shapes, dtype, memory = _divide_memory(
-            config, source.config, devices, compiler, progress=progress
-        )
+        with clock.phase("memory"):
+            shapes, dtype, memory = _divide_memory(
+                config, source.config, devices, compiler, progress=progress
+            )
         logger.info("%s", memory.report())
         tell_quantization(source.config, source.specs, dtype)
         if device.platform == "cpu":
@@ -123,13 +129,14 @@ def prepare(
         own = shares(weight_shapes(source.config, dtype, shapes.placement))
         if slower := slower_paths(shapes, dtype, device, own):
             logger.warning("Not the fastest way of %s: %s", device.device_kind, "; ".join(slower))
-        with timed(f"Loaded {source.name}"):
+        with timed(f"Loaded {source.name}"), clock.phase("weights"):
             params = source.load(
                 dtype, seed=config.seed, progress=progress, mesh=shapes.placement.mesh
             )
             params = for_device(params, device)
             jax.block_until_ready(params)
-        runner = StepRunner(shapes, params, compiler, progress=progress)
+        with clock.phase("compile"):
+            runner = StepRunner(shapes, params, compiler, progress=progress)
     scheduling = _scheduling(config, shapes)
     if memory.num_host_pages:
         costs = runner.measure_loads()

@@ -18,6 +18,7 @@ DOCUMENTS = (
     "benchmarks/README.md",
     "docs/api.md",
     "docs/models.md",
+    "docs/operations.md",
     "docs/overload.md",
     "docs/several_models.md",
 )

@@ -111,4 +111,5 @@ def test_wheel_holds_every_module(source: Path, tmp_path: Path) -> None:
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("paged/")}
     ours = [path.relative_to(source) for name in FOLDERS for path in (source / name).rglob("*.py")]
     expected = {str(path if path.parts[0] == "paged" else "paged" / path) for path in ours}
-    assert packed == expected | {"paged/py.typed"}
+    page = {f"paged/http/static/{path.name}" for path in (ROOT / "http/static").iterdir()}
+    assert packed == expected | page | {"paged/py.typed"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 
@@ -14,6 +15,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from paged.http.paths import path_of
 from paged.runtime.errors import (
@@ -30,6 +32,8 @@ logger = logging.getLogger(__name__)
 _MAX_MESSAGE = 600
 _CLIENT_CLOSED_REQUEST = 499
 _INTERNAL = "InternalServerError"
+REFUSAL_CAUSE = "paged.refusal_cause"
+"""Where the scope of a request that was refused says why."""
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
@@ -143,7 +147,31 @@ def error_response(
     """The whole reply for `error`, in the shape that the path's clients read."""
     info = error_info(error)
     body = anthropic_error(error) if is_anthropic(path) else ErrorBody(info)
-    return Response(msgspec.json.encode(body), info.code, headers, media_type="application/json")
+    return _Refusal(msgspec.json.encode(body), info.code, headers, cause_of(error))
+
+
+class _Refusal(Response):
+    """A reply that is not a success. It leaves its cause in the scope, for metrics."""
+
+    media_type = "application/json"
+
+    def __init__(
+        self, body: bytes, status: int, headers: Mapping[str, str] | None, cause: str
+    ) -> None:
+        super().__init__(body, status, headers)
+        self._cause = cause
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[REFUSAL_CAUSE] = self._cause
+        await super().__call__(scope, receive, send)
+
+
+def cause_of(error: Exception) -> str:
+    """What metrics call an error: one of few words, whatever was asked."""
+    if isinstance(error, InvalidRequest) and error.param == "input_tokens":
+        return "too_long"
+    words = error_info(error).type.removesuffix("Error").replace(" ", "")
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", words).lower()
 
 
 async def handle_error(request: Request, error: Exception) -> Response:

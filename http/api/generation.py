@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 from typing import TypedDict
@@ -14,11 +13,10 @@ from paged.http.api.service import Service
 from paged.http.api.structured import in_words_of
 from paged.http.api.timeouts import LATE
 from paged.http.meter import count_tokens
+from paged.http.request_report import Asked, RequestWatch
 from paged.runtime.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from paged.runtime.messages import Terms
 from paged.runtime.outputs import RequestOutput
-
-logger = logging.getLogger(__name__)
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 """Outputs with the index of their prompt."""
@@ -29,9 +27,6 @@ def generate(service: Service, job: Job) -> Outputs:
 
     Whoever stops early closes this generator, which aborts what still runs.
     """
-    if service.log_requests:
-        lengths = [len(prompt) for prompt in job.prompts]
-        logger.info("%s: %s, prompt tokens %s, %s", job.id, job.model, lengths, job.params)
     streams = [_run_prompt(service, job, index) for index in range(len(job.prompts))]
     return streams[0] if len(streams) == 1 else _merge(streams)
 
@@ -39,7 +34,8 @@ def generate(service: Service, job: Job) -> Outputs:
 async def _run_prompt(service: Service, job: Job, index: int) -> Outputs:
     request_id = f"{job.id}-{index}"
     outputs = _outputs(service, job, index, request_id)
-    watch = service.metrics.watch()
+    asked = Asked(request_id, job.model, job.prompts[index], job.params)
+    watch = RequestWatch(service.metrics, asked, service.reporters)
     service.running.add(request_id)
     counted = False
     try:
@@ -52,10 +48,10 @@ async def _run_prompt(service: Service, job: Job, index: int) -> Outputs:
                 yield index, output
                 watch.handed_on(output)  # whoever streams comes back when it has sent it
     except InvalidRequest as error:
-        watch.close()
+        watch.drop()
         raise in_words_of(job.form, error) from error
     except Overloaded:
-        watch.close()
+        watch.drop()
         raise
     except DeadlineExceeded:
         watch.close("timeout")
@@ -65,8 +61,7 @@ async def _run_prompt(service: Service, job: Job, index: int) -> Outputs:
         raise
     finally:
         service.running.discard(request_id)
-        if watch.open:
-            watch.close("abort")
+        watch.close("abort")  # if it has not ended
 
 
 def _outputs(

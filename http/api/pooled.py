@@ -71,9 +71,9 @@ async def computed[O: Output](
         reason, tokens = "stop", num_tokens(outputs)
         count_tokens(tokens)
         if service.log_requests:
-            logger.info(
-                "%s: %s, %d inputs, %d tokens", id, service.model_name, len(outputs), tokens
-            )
+            fields = {"request_id": id, "model": service.model_name, "prompt_tokens": tokens}
+            values = (*fields.values(), len(outputs))
+            logger.info("%s: %s, %d tokens in %d inputs", *values, extra={"fields": fields})
         return outputs
     except DeadlineExceeded:
         reason = "timeout"

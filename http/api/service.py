@@ -17,6 +17,7 @@ from paged.http.api.protocol import now
 from paged.http.api.responses.store import ResponseStore
 from paged.http.engine import AnyEngine, Engine
 from paged.http.metrics import Metrics
+from paged.http.request_report import Reporter
 from paged.runtime.errors import InvalidRequest, Overloaded, Unsupported
 from paged.runtime.pooling.engine import PoolingEngine
 
@@ -32,7 +33,8 @@ class Served[E: AnyEngine]:
         engine: does the work.
         model_names: names that requests may use; replies carry the first.
         metrics: counted by the routes, read by /metrics.
-        log_requests: whether each request is logged.
+        log_requests: whether each request for vectors or scores is logged.
+        reporters: are told of each request for text that has ended.
         created: seconds, for /v1/models.
     """
 
@@ -40,6 +42,7 @@ class Served[E: AnyEngine]:
     model_names: tuple[str, ...]
     metrics: Metrics
     log_requests: bool = False
+    reporters: tuple[Reporter, ...] = ()
     created: int = field(default_factory=now)
 
     @property

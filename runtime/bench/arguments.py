@@ -1,4 +1,4 @@
-"""`paged bench throughput | latency | serve` on the command line. Importing this is cheap."""
+"""`paged bench throughput | latency | profile | serve` on the command line; cheap to import."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from paged.runtime.bench.options import (
     LatencyOptions,
     LoadOptions,
+    ProfileOptions,
     ReportOptions,
     SamplingOptions,
     ServerOptions,
@@ -21,14 +22,17 @@ AddFlags = Callable[[argparse.ArgumentParser], None]
 
 
 def add_arguments(parser: argparse.ArgumentParser, add_engine_flags: AddFlags) -> None:
-    """Declare the three benchmarks under `paged bench`.
+    """Declare what there is under `paged bench`.
 
     Args:
         add_engine_flags: declares a flag for each field of `EngineConfig`.
     """
-    kinds = parser.add_subparsers(dest="bench", required=True, metavar="throughput|latency|serve")
+    kinds = parser.add_subparsers(
+        dest="bench", required=True, metavar="throughput|latency|profile|serve"
+    )
     _add_throughput(kinds, add_engine_flags)
     _add_latency(kinds, add_engine_flags)
+    _add_profile(kinds, add_engine_flags)
     _add_serve(kinds)
 
 
@@ -59,6 +63,13 @@ def _add_latency(kinds: Any, add_engine_flags: AddFlags) -> None:
     parser.set_defaults(run_bench=_run_latency, enable_prefix_caching=False)
 
 
+def _add_profile(kinds: Any, add_engine_flags: AddFlags) -> None:
+    parser = kinds.add_parser("profile", help="where the time of a step goes, kernel by kernel")
+    add_flags(parser, ProfileOptions, "run")
+    add_engine_flags(parser)
+    parser.set_defaults(run_bench=_run_profile)
+
+
 def _add_serve(kinds: Any) -> None:
     parser = kinds.add_parser(
         "serve", usage="%(prog)s [flags]", help="load on any server that speaks the OpenAI API"
@@ -81,6 +92,12 @@ def _run_latency(args: argparse.Namespace) -> int:
     from paged.runtime.bench.latency import run_latency
 
     return run_latency(args)
+
+
+def _run_profile(args: argparse.Namespace) -> int:
+    from paged.runtime.bench.step_profile import run_profile
+
+    return run_profile(args)
 
 
 def _run_serve(args: argparse.Namespace) -> int:

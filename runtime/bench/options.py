@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from paged.runtime.bench.baselines import BASELINES
 from paged.runtime.flags import option, port
@@ -151,6 +151,22 @@ class LatencyOptions:
     num_iters_warmup: int = option(10, "Runs that are not counted.", type=int)
     num_iters: int = option(30, "Runs that are.", type=count)
     disable_detokenize: bool = option(False, "Leave the output as token ids.")
+    output_json: str | None = option(None, "Write the results to this file.")
+    disable_tqdm: bool = option(False, "No progress bar.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions:
+    """Some steps of a batch, kernel by kernel."""
+
+    phase: Literal["decode", "prefill"] = option("decode", "Which steps are recorded.")
+    batch_size: int = option(8, "Prompts in the batch.", type=count)
+    input_len: int = option(128, "Tokens of each prompt.", type=count)
+    num_steps: int = option(16, "Steps to record; a prefill takes as many as it needs.", type=count)
+    top: int = option(25, "Kernels to print.", type=count)
+    trace_dir: str | None = option(
+        None, "Keep the trace in this folder, for Perfetto or XProf; default it is thrown away."
+    )
     output_json: str | None = option(None, "Write the results to this file.")
     disable_tqdm: bool = option(False, "No progress bar.")
 

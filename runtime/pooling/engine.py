@@ -113,6 +113,11 @@ class PoolingEngine:
         """What the engine died of; None while it lives and after a shutdown."""
         return self._worker.dead_error
 
+    @property
+    def about(self) -> None:
+        """It has no pages to tell of."""
+        return None
+
     def stats(self) -> EngineStats:
         return self._worker.stats()
 

@@ -15,7 +15,7 @@ import numpy as np
 from paged.runtime.child_process import ChildProcess
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import EngineDead
-from paged.runtime.logs import current_model
+from paged.runtime.logs import current_format, current_model
 from paged.runtime.pooling.runner import pack
 from paged.runtime.pooling.setup import Ready
 from paged.runtime.pooling.vectors import Vectors
@@ -114,7 +114,8 @@ class RemoteRunner:
 
     def _start(self, config: EngineConfig) -> PoolingReady:
         level = logging.getLogger("paged").getEffectiveLevel()
-        self._channel.send(Start(config, level, current_model()))
+        how = current_format()
+        self._channel.send(Start(config, level, current_model(), log_format=how))
         while True:
             for message in self._receive():
                 assert isinstance(message, PoolingReady), "nothing was asked yet"

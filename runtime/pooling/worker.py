@@ -123,6 +123,7 @@ class Worker:
             num_running=self._counts.running,
             num_waiting=len(self._waiting),
             prompt_tokens=self._counts.tokens,
+            prompt_tokens_admitted=self._counts.tokens,
             num_steps=self._counts.steps,
             compiles_after_warmup=self._runner.num_compiles,
             room=self._room,

@@ -23,9 +23,13 @@ from paged.http.app import create_app
 from paged.http.options import ServeOptions
 from paged.http.serve import server_config
 from paged.models.chat_template import ChatTemplateError
+from paged.runtime.about import About, cache_settings
 from paged.runtime.beam_search import BeamSearchParams
+from paged.runtime.config import EngineConfig
+from paged.runtime.engine_state import EngineState, ProcessState, SequenceState, StepState
 from paged.runtime.errors import EngineDead, InvalidRequest, Overloaded
-from paged.runtime.messages import EngineStats, Terms
+from paged.runtime.memory import MemoryPlan
+from paged.runtime.messages import Distribution, EngineStats, StepStats, Terms
 from paged.runtime.outputs import (
     CompletionOutput,
     Logprob,
@@ -37,6 +41,14 @@ from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
 from paged.runtime.structured_outputs import StructuredOutputsParams
 
 VOCAB_SIZE = 256
+MEMORY = MemoryPlan(2**33, 2**31, 2**20, 2**28, 160, 16, 101, 64, 4, num_host_pages=50)
+STEPS = StepStats(
+    seconds={"decode_4": Distribution((0, 4, *[0] * 15), 0.006)},
+    host_seconds=Distribution((4, *[0] * 14), 0.0002),
+    num_tokens=Distribution((0, 4, *[0] * 12), 12),
+    num_places=16,
+)
+ABOUT = About(MEMORY, {"weights": 1.5, "compile": 20.0}, cache_settings(EngineConfig(), MEMORY))
 
 
 class FakeTokenizer:
@@ -126,6 +138,10 @@ class FakeEngine:
     aborted: list[str] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     num_tokens: int = 0
+    num_waiting: int = 0
+    num_deferred: int = 0
+    pages: bytes = bytes([2] * 10 + [3] * 5 + [1] * 10 + [0] * 75)
+    about: About = field(default_factory=lambda: ABOUT)
 
     async def generate(
         self,
@@ -212,10 +228,19 @@ class FakeEngine:
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 
+    async def look(self) -> EngineState:
+        sequences = [
+            SequenceState(name, 0, "running", slot, 0, 1.0, 3, 2, 6, 4, 1, 0, 1, 0)
+            for slot, name in enumerate(sorted(self.running))
+        ]
+        steps = [StepState("decode_4", 1, 1, 0.01)]
+        return EngineState(sequences, self.pages, steps, ProcessState.here())
+
     def stats(self) -> EngineStats:
         return EngineStats(
             num_running=len(self.running),
-            num_waiting=0 if self.room is None else 7,
+            num_waiting=self.num_waiting if self.room is None else 7,
+            num_deferred=self.num_deferred,
             room=self.room,
             retry_after=2.4,
             kv_cache_usage=0.25,
@@ -224,7 +249,9 @@ class FakeEngine:
             num_cached_pages=10,
             page_size=16,
             kv_waste=0.125,
-            prompt_tokens=sum(len(seen.prompt) for seen in self.seen),
+            prompt_tokens=sum(len(seen.prompt) - 1 for seen in self.seen),
+            prompt_tokens_admitted=sum(len(seen.prompt) for seen in self.seen),
+            prompt_tokens_cached=len(self.seen),
             generation_tokens=self.num_tokens,
             prefix_cache_queries=40,
             prefix_cache_hits=30,
@@ -240,6 +267,8 @@ class FakeEngine:
             num_preemptions=2,
             num_steps=7,
             compiles_after_warmup=0,
+            bytes_per_page=160,
+            steps=STEPS,
         )
 
     def shutdown(self) -> None:

@@ -1,6 +1,7 @@
 """What a server's log leaves out, and its line on the engine: while there is work, then quiet."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Iterator
 
@@ -8,6 +9,7 @@ import msgspec
 import pytest
 
 from paged.http.logs import configure_logging, describe, leave_out, log_stats
+from paged.runtime.logs import JsonFormatter, current_format, log_to_stderr
 from tests.http.fakes import FakeEngine
 
 ACCESS, ERROR = logging.getLogger("uvicorn.access"), logging.getLogger("uvicorn.error")
@@ -44,6 +46,37 @@ def test_paths_can_be_left_out(caplog: pytest.LogCaptureFixture) -> None:
     for path in ("/health", "/metrics?name=a", "/healthy"):
         ACCESS.info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:5", "GET", path, "1.1", 200)
     assert caplog.messages == ['127.0.0.1:5 - "GET /healthy HTTP/1.1" 200']
+
+
+def test_a_status_page_that_asks_again_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    configure_logging("info")
+    for path, status in (
+        ("/status.json", 200),
+        ("/models/status.json", 200),
+        ("/status.json", 401),
+    ):
+        ACCESS.info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:5", "GET", path, "1.1", status)
+    assert caplog.messages == ['127.0.0.1:5 - "GET /status.json HTTP/1.1" 401']
+
+
+def test_lines_on_http_requests_have_parts(caplog: pytest.LogCaptureFixture) -> None:
+    configure_logging("info", "json")
+    ACCESS.info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:5", "GET", "/v1/models", "1.1", 200)
+    found = json.loads(JsonFormatter().format(caplog.records[0]))
+    assert (found["client"], found["method"], found["path"]) == ("127.0.0.1:5", "GET", "/v1/models")
+    assert found["status"] == 200
+
+
+def test_the_format_is_known_to_those_who_start_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    log_to_stderr("INFO", "paged", log_format="json")
+    assert current_format() == "json"
+    monkeypatch.setattr(root, "handlers", [])
+    log_to_stderr("INFO", "paged")
+    assert current_format() == "text"
 
 
 def test_the_line_on_the_engine() -> None:

@@ -1,11 +1,18 @@
 """What dashboards and autoscalers read, by the names they know."""
 
+import time
+from collections.abc import Callable
 from typing import Any
 
+import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from paged.http.api.errors import ApiError, cause_of
+from paged.http.app import create_app
+from paged.runtime.errors import InvalidRequest
 from tests.http.fakes import FakeEngine
 
 Labels = frozenset[tuple[str, str]]
@@ -25,6 +32,16 @@ def value(client: TestClient, name: str, **labels: str) -> float:
     if ":" in name:
         labels |= {"model_name": "tiny", "engine": "0"}
     return scrape(client).get((name, frozenset(labels.items())), 0.0)
+
+
+STREAM = {"prompt": "a", "stream": True, "max_tokens": 6}
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def complete(client: TestClient, **body: Any) -> None:
@@ -60,6 +77,14 @@ def complete(client: TestClient, **body: Any) -> None:
         ("paged:kv_waste", 0.125),
         ("paged:num_steps_total", 7),
         ("paged:compiles_after_warmup_total", 0),
+        ("paged:free_kv_tokens", 85 * 16),
+        ("paged:page_bytes", 160),
+        ("paged:step_tokens_total", 12),
+        ("paged:step_padding_total", 4),
+        ("paged:step_host_seconds_count", 4),
+        ("paged:computed_prompt_tokens_total", 2),
+        ("vllm:prompt_tokens_cached_total", 1),
+        ("vllm:iteration_tokens_total_sum", 12),
     ],
 )
 def test_the_engine_is_asked_at_each_scrape(client: TestClient, name: str, expected: float) -> None:
@@ -69,7 +94,10 @@ def test_the_engine_is_asked_at_each_scrape(client: TestClient, name: str, expec
 
 
 def test_the_cache_is_described(client: TestClient) -> None:
-    assert value(client, "vllm:cache_config_info", block_size="16", num_gpu_blocks="100") == 1
+    described = [labels for name, labels in scrape(client) if name == "vllm:cache_config_info"]
+    [labels] = map(dict, described)
+    assert (labels["block_size"], labels["num_gpu_blocks"]) == ("16", "100")
+    assert (labels["num_cpu_blocks"], labels["cache_dtype"]) == ("50", "auto")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -137,6 +165,82 @@ def test_ends_are_counted_by_reason(client: TestClient, engine: FakeEngine) -> N
         for reason in ("stop", "length", "abort", "error")
     }
     assert counts == {"stop": 1, "length": 2, "abort": 0, "error": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "expected"),
+    [
+        ("vllm:num_requests_waiting_by_reason", "reason", {"capacity": 2, "deferred": 1}),
+        ("vllm:engine_sleep_state", "sleep_state", {"awake": 1, "discard_all": 0}),
+        ("paged:prefix_hit_tokens_total", "tier", {"device": 30, "host": 4}),
+        ("paged:prefix_hit_bytes_total", "tier", {"device": 300, "host": 40}),
+        ("paged:step_seconds_count", "bucket", {"decode_4": 4}),
+        ("paged:startup_seconds", "phase", {"weights": 1.5, "compile": 20}),
+    ],
+)
+def test_what_has_a_label(
+    client: TestClient, engine: FakeEngine, name: str, label: str, expected: dict[str, float]
+) -> None:
+    engine.num_waiting, engine.num_deferred = 3, 1
+    assert {each: value(client, name, **{label: each}) for each in expected} == expected
+
+
+def test_what_a_request_asks_for(client: TestClient) -> None:
+    complete(client, n=2, temperature=1, max_tokens=4)
+    complete(client)
+    sums = {
+        "request_params_n": 3,
+        "request_params_max_tokens": 4 + 16,
+        "request_max_num_generation_tokens": 4 + 6,
+        "request_prefill_kv_computed_tokens": 2 + 2,
+    }
+    assert {name: value(client, f"vllm:{name}_sum") for name in sums} == sums
+
+
+def num_refused(client: TestClient, cause: str) -> float:
+    return scrape(client)["paged:requests_refused_total", frozenset({("cause", cause)})]
+
+
+def test_refusals_are_counted_by_cause(app: Starlette, engine: FakeEngine) -> None:
+    client = TestClient(app, raise_server_exceptions=False)
+    for body in ({"prompt": 1}, {"prompt": "a", "model": "other"}, {"prompt": "a", "n": 0}):
+        client.post("/v1/completions", json=body)
+    client.post("/v1/completions", content=b"{}")
+    client.get("/secret/path")
+    engine.errored = True
+    client.post("/v1/completions", json={"prompt": "a"})
+    causes = ("bad_request", "not_found", "internal_server")
+    assert {cause: num_refused(client, cause) for cause in causes} == {
+        "bad_request": 3,
+        "not_found": 2,
+        "internal_server": 1,
+    }
+
+
+def test_requests_without_a_key_are_counted(engine: FakeEngine) -> None:
+    client = TestClient(create_app(engine, ["tiny"], api_keys=["secret"]))
+    assert client.get("/v1/models").status_code == 401
+    assert num_refused(client, "authentication") == 1
+
+
+def test_a_prompt_that_is_too_long_has_a_cause_of_its_own() -> None:
+    assert cause_of(InvalidRequest("...", "input_tokens")) == "too_long"
+    assert cause_of(ApiError(503, "...", "ServiceUnavailableError")) == "service_unavailable"
+
+
+def test_clients_that_leave_are_counted(url: str, engine: FakeEngine) -> None:
+    engine.pause = 0.05
+    with httpx2.stream("POST", f"{url}/v1/completions", json=STREAM) as reply:
+        next(reply.iter_lines())
+    engine.pause = 0
+    until(lambda: "paged:client_disconnects_total{" in httpx2.get(f"{url}/metrics").text)
+    until(lambda: engine.aborted != [])
+    [line] = [
+        line
+        for line in httpx2.get(f"{url}/metrics").text.splitlines()
+        if line.startswith("paged:client_disconnects_total{")
+    ]
+    assert line.endswith(" 1.0")
 
 
 def test_http_requests_have_few_labels(client: TestClient) -> None:

@@ -251,6 +251,8 @@ class PoolMachine(RuleBasedStateMachine):
         for page in range(1, self.SIZE + 1):
             held = sum(table.count(page) for table in self.tables)
             assert self.pool.ref_count(page) == held
+            seen = self.pool.states()[page - 1]
+            assert seen == (min(held + 1, 3) if held else int(page in self.pool._cached))
 
 
 TestPoolMachine = PoolMachine.TestCase

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from paged.models.tokenizer import Tokenizer
 from paged.runtime.engine import Engine
+from paged.runtime.engine_state import EngineState, ProcessState
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.front import Front
 from paged.runtime.messages import Candidates, EngineRequest, EngineStats, SequenceOutput
@@ -137,6 +138,9 @@ class FakeCore:
 
     def stats(self) -> EngineStats:
         return EngineStats(num_running=len(self.live), num_steps=self.num_steps)
+
+    def look(self, deliver: Callable[[EngineState], None]) -> None:
+        deliver(EngineState([], bytes(self.num_steps), [], ProcessState.here()))
 
     def reset_prefix_cache(self) -> bool:
         return not self.live

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 
@@ -37,6 +37,7 @@ class ServedFake(FakeCore):
     max_model_len = MAX_MODEL_LEN
     vocab_size = VOCAB_SIZE
     memory = MEMORY
+    startup: ClassVar[dict[str, float]] = {"weights": 1.5}
 
 
 def fake_program(settings: str = "", statement: str = "") -> tuple[str, str]:

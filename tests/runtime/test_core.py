@@ -16,6 +16,7 @@ from paged.models.loading import ModelSource, resolve_model
 from paged.runtime import backend
 from paged.runtime.config import EngineConfig
 from paged.runtime.core import EngineCore
+from paged.runtime.engine_state import EngineState
 from paged.runtime.errors import ConfigError, EngineDead, InvalidRequest
 from paged.runtime.messages import Candidates, EngineRequest, SequenceOutput
 from paged.runtime.runner import StepRunner
@@ -175,6 +176,52 @@ def test_forks_share_the_prompts_pages(core: EngineCore) -> None:
         stats = core.stats()
         used = max(used, stats.num_pages - stats.num_free_pages - stats.num_cached_pages)
     assert used == 5 + 4 * 1  # five full pages shared, one of their own for each
+
+
+def test_a_close_look(core: EngineCore) -> None:
+    core.reset_prefix_cache()
+    seen: list[EngineState] = []
+    core.add(make_request("first", prompt_of(44), n=2, temperature=1.0, seed=0, max_tokens=4))
+    core.add(make_request("second", prompt_of(9), max_tokens=5))
+    core.look(seen.append)
+    core.step()
+    core.step()
+    core.look(seen.append)
+    drain(core)
+    core.look(seen.append)
+    before, during, after = seen
+    assert [each.status for each in before.sequences] == ["waiting"] * 3
+    assert {*before.pages} == {0}
+    assert (during.sequences[0].request_id, during.sequences[0].index) == ("first", 0)
+    assert {each.status for each in during.sequences} == {"running"}
+    first = during.sequences[0]
+    assert (first.prompt_tokens, first.max_tokens, first.num_preemptions) == (44, 4, 0)
+    assert first.num_pages == 6
+    assert {*during.pages} >= {0, 2, 3}, "free, used and shared by the two of the first"
+    assert len(during.in_flight) == 1
+    stacks = [call for thread in during.process.threads for call in thread.stack]
+    assert any(call.endswith(" test_a_close_look") for call in stacks)
+    assert after.sequences == []
+    assert after.in_flight == []
+    assert {*after.pages} == {0, 1}
+
+
+def test_what_steps_say_of_themselves(core: EngineCore) -> None:
+    core.reset_prefix_cache()
+    before = core.stats()
+    run(core, make_request("a", prompt_of(50, seed=5), max_tokens=4))
+    run(core, make_request("b", prompt_of(50, seed=5), max_tokens=4))
+    after = core.stats()
+    assert after.prompt_tokens_admitted - before.prompt_tokens_admitted == 100
+    assert after.prompt_tokens_cached - before.prompt_tokens_cached == 48
+    assert after.prompt_tokens - before.prompt_tokens == 52
+    num_steps = after.num_steps - before.num_steps
+    counts = [sum(sum(each.counts) for each in s.steps.seconds.values()) for s in (before, after)]
+    assert counts[1] - counts[0] == num_steps
+    tokens = after.steps.num_tokens.total - before.steps.num_tokens.total
+    assert tokens == 52 + 2 * 3
+    assert after.steps.num_places - before.steps.num_places >= tokens
+    assert set(core.startup) == {"device", "memory", "weights", "compile"}
 
 
 def test_stop_tokens_and_min_tokens(core: EngineCore) -> None:

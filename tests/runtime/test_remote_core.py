@@ -339,6 +339,26 @@ def test_text_streams(engine: AsyncEngine) -> None:
     assert stopped[-1].outputs[0].text == "ab"
 
 
+def test_a_close_look(engine: AsyncEngine) -> None:
+    assert engine.about is None or engine.about.memory == MEMORY
+
+    async def run() -> None:
+        request = asyncio.create_task(collect(engine, "ab", SamplingParams(max_tokens=190), "r"))
+        await until(lambda: engine.stats().num_running)
+        looks = await asyncio.gather(*(engine.look() for _ in range(5)))
+        assert {look.process.pid for look in looks} == {remote_of(engine).pid}
+        lengths = [len(look.pages) for look in looks]  # of the fake, a page for each step
+        assert lengths == sorted(lengths)
+        leaving = asyncio.create_task(engine.look())
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await engine.abort("r")
+        await request
+        assert (await engine.look()).sequences == []
+
+    asyncio.run(run())
+
+
 def test_stats_follow_aborts(engine: AsyncEngine) -> None:
     async def run() -> None:
         request = asyncio.create_task(collect(engine, "ab", SamplingParams(max_tokens=190), "r"))
