@@ -3,9 +3,11 @@
 Times one layer's attention of an 8B model by the GPU's own clock (CUPTI): decode batches in bytes
 of keys and values per second, as a share of what summing a large array reads; prefill chunks in
 FLOP per second, as a share of a large matrix product. Every call sees other pages of a pool much
-larger than the cache of the GPU. Errors are norms relative to the reference in float32.
+larger than the cache of the GPU. Errors are norms relative to the reference in float32, over the
+same pages.
 
     python benchmarks/attention_kernels.py --json kernels.json
+    python benchmarks/attention_kernels.py --kv-dtype bfloat16 fp8 int8 --only "256 x 1024"
 """
 
 from __future__ import annotations
@@ -40,13 +42,12 @@ from benchmarks.gpu import (
 from paged.attention import BACKENDS, AttentionMetadata, Scoring, attention_metadata
 from paged.attention.tiling import BY_RULE, Tilings
 from paged.attention.tuned import TUNED
-from paged.cache import Pages, as_stored
+from paged.cache import KV_DTYPES, CacheSpec, Pages, as_stored
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 16
 POOL_TOKENS = 1_000_000
 # What the calls of one timed program read together at least: several times the GPU's cache.
 COLD_BYTES = 200_000_000
-BYTES_PER_TOKEN = 2 * KV_HEADS * HEAD_DIM * 2
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,20 @@ class Case:
         rows: (tokens of the step, earlier context) of each row; all decode, or all prefill.
         padded_rows: R, what the step is compiled for.
         backends: those to time.
+        kv_dtype: what pages hold, by the name that users give it.
     """
 
     name: str
     rows: tuple[tuple[int, int], ...]
     padded_rows: int
     backends: tuple[str, ...]
+    kv_dtype: str = "bfloat16"
+
+    @property
+    def spec(self) -> CacheSpec:
+        """The pages of a layer."""
+        pages, dtype = POOL_TOKENS // PAGE_SIZE, KV_DTYPES[self.kv_dtype]
+        return CacheSpec(1, pages, PAGE_SIZE, KV_HEADS, HEAD_DIM, dtype)
 
     @property
     def decode(self) -> bool:
@@ -77,7 +86,8 @@ class Case:
     def work(self) -> float:
         """Bytes of keys and values to read (decode), or FLOP (prefill)."""
         if self.decode:
-            return sum(context + 1 for _, context in self.rows) * BYTES_PER_TOKEN
+            bytes_per_token = self.spec.bytes_per_page / PAGE_SIZE
+            return sum(context + 1 for _, context in self.rows) * bytes_per_token
         return 4 * HEADS * HEAD_DIM * self._seen
 
     @property
@@ -95,7 +105,7 @@ class Result:
     """What was measured.
 
     Attributes:
-        case, backend: of what.
+        case, kv_dtype, backend: of what.
         microseconds: of all kernels, per call, median over runs. What depends on the step alone
             is done once for all calls, as for the layers of a model.
         kernel_microseconds: of the attention kernels among them.
@@ -105,6 +115,7 @@ class Result:
     """
 
     case: str
+    kv_dtype: str
     backend: str
     microseconds: float
     kernel_microseconds: float
@@ -115,8 +126,8 @@ class Result:
 
 def cases() -> Iterator[Case]:
     """Batches and chunks from a single sequence to a full server."""
-    fast: tuple[str, ...] = ("triton",)
-    every: tuple[str, ...] = ("triton", "xla")
+    fast: tuple[str, ...] = ("mosaic", "triton")
+    every: tuple[str, ...] = (*fast, "xla")
     for batch, length in (
         (1, 1024),
         (1, 16384),
@@ -137,20 +148,22 @@ def cases() -> Iterator[Case]:
     yield Case("decode 64 x 64-4096", ragged, 64, fast)
     yield Case("decode 4 x 8192 of 256", ((1, 8191),) * 4, 256, fast)
     for query, context in ((512, 1024), (2048, 0), (2048, 2048), (2048, 6144), (8192, 0)):
-        backends = ("mosaic", *every) if query == 512 else ("mosaic", *fast)
+        backends = every if query == 512 else fast
         yield Case(f"prefill {query} on {context}", ((query, context),), 1, backends)
-    yield Case("prefill 2048 on 6144, of 256", ((2048, 6144),), 256, ("mosaic", *fast))
+    yield Case("prefill 2048 on 6144, of 256", ((2048, 6144),), 256, fast)
     short = tuple((64, 64 * n) for n in range(32))
-    yield Case("prefill 32 x 64 on 0-1984", short, 256, ("mosaic", *fast))
+    yield Case("prefill 32 x 64 on 0-1984", short, 256, fast)
 
 
-def jobs(only: str) -> list[tuple[Case, str]]:
-    """The cases whose names contain `only`, with each of their backends that this GPU runs."""
+def jobs(only: str, kv_dtypes: list[str]) -> list[tuple[Case, str]]:
+    """The cases whose names contain `only` over pages of each type, with each of their backends
+    that this GPU runs."""
     hopper = jax.devices()[0].compute_capability == "9.0"
     return [
-        (case, backend)
+        (replace(case, kv_dtype=kv_dtype), backend)
         for case in cases()
         if only in case.name
+        for kv_dtype in kv_dtypes
         for backend in case.backends
         if hopper or backend != "mosaic"
     ]
@@ -161,17 +174,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--only", default="", help="only cases whose name contains this")
+    parser.add_argument(
+        "--kv-dtype",
+        nargs="+",
+        default=["bfloat16"],
+        choices=["bfloat16", "fp8", "fp8_e5m2", "int8"],
+        help="what pages hold; one or more",
+    )
     parser.add_argument("--budget", type=float, default=150, help="stop after so many seconds")
     options = gpu_arguments(parser)
 
     began = time.monotonic()
-    wanted = jobs(options.only)
+    wanted = jobs(options.only, options.kv_dtype)
     card = ceilings()
     print(
         f"{jax.devices()[0].device_kind}: reads {card.bytes_per_second / 1e12:.2f} TB/s, "
         f"multiplies {card.flop_per_second / 1e12:.0f} TFLOP/s\n{HEADER}"
     )
-    pool = make_pool()
+    pools = {kv_dtype: make_pool(KV_DTYPES[kv_dtype]) for kv_dtype in options.kv_dtype}
     results = []
     with ThreadPoolExecutor() as threads:
         programs = threads.map(lambda job: compiled(*job), wanted)
@@ -179,7 +199,7 @@ def main() -> None:
             if time.monotonic() - began > options.budget:
                 print(f"out of time before {case.name}, {backend}")
                 break
-            results.append(measure(case, backend, program, pool, card))
+            results.append(measure(case, backend, program, pools[case.kv_dtype], card))
             print(row_of(results[-1], case), flush=True)
     if options.json:
         report = {
@@ -191,7 +211,10 @@ def main() -> None:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
-HEADER = f"{'case':30} {'backend':8} {'us':>8} {'kernel':>8} {'rate':>13} {'share':>6} {'error':>8}"
+HEADER = (
+    f"{'case':30} {'pages':8} {'backend':8} "
+    f"{'us':>8} {'kernel':>8} {'rate':>13} {'share':>6} {'error':>8}"
+)
 
 
 def row_of(result: Result, case: Case) -> str:
@@ -199,7 +222,7 @@ def row_of(result: Result, case: Case) -> str:
     unit, rate = ("TB/s", "7.2f") if case.decode else ("TFLOP/s", "5.0f")
     error = "" if result.error is None else f"{result.error:.1e}"
     return (
-        f"{result.case:30} {result.backend:8} {result.microseconds:8.1f} "
+        f"{result.case:30} {result.kv_dtype:8} {result.backend:8} {result.microseconds:8.1f} "
         f"{result.kernel_microseconds:8.1f} {f'{result.rate / 1e12:{rate}} {unit}':>13} "
         f"{result.share:6.1%} {error:>8}"
     )
@@ -231,13 +254,13 @@ def metadata(case: Case, backend: str, tables: jax.Array) -> AttentionMetadata:
         tile_size=BACKENDS[backend]().tile_size,
         decode_only=case.decode,
         backend=backend,
-        tilings=tilings(),
+        tilings=tilings(case),
     )
 
 
-def tilings() -> Tilings:
+def tilings(case: Case) -> Tilings:
     """Those of the table, as an engine has them."""
-    key = (HEAD_DIM, HEADS // KV_HEADS, PAGE_SIZE, jnp.dtype(DTYPE).name)
+    key = (HEAD_DIM, HEADS // KV_HEADS, PAGE_SIZE, KV_DTYPES[case.kv_dtype].name)
     return TUNED.get(jax.devices()[0].device_kind, {}).get(key, BY_RULE)
 
 
@@ -252,7 +275,7 @@ def compiled(case: Case, backend: str) -> Callable[..., list[jax.Array]]:
     struct = jax.ShapeDtypeStruct
     table = struct(table_shape(case), jnp.int32)
     meta = jax.eval_shape(functools.partial(metadata, case, backend), table)
-    pages = jax.eval_shape(make_pool)
+    pages = jax.eval_shape(lambda: Pages.zeros(case.spec))
     q = struct((case.num_tokens, HEADS, HEAD_DIM), DTYPE)
     function = jax.jit(functools.partial(attend, decode=case.decode))
     return function.lower(q, pages, meta, [table] * case.calls).compile()
@@ -277,6 +300,7 @@ def measure(
         error = relative_error(case, outputs[0], q, pool, tables[0])
     return Result(
         case=case.name,
+        kv_dtype=case.kv_dtype,
         backend=backend,
         microseconds=microseconds,
         kernel_microseconds=median_microseconds(runs, "paged") / case.calls,
@@ -292,7 +316,9 @@ def relative_error(
     """Norm of the error of an output against the reference in float32, relative to the output."""
     # Only the pages in use, in float32: the pool four bytes wide would take twice its memory.
     used, places = np.unique(np.asarray(tables), return_inverse=True)
-    pages = as_stored(pool.values[used].astype(jnp.float32), jnp.dtype(jnp.float32))
+    pages = jax.tree.map(lambda stored: stored[used], pool)
+    if pages.dtype == DTYPE:
+        pages = as_stored(pages.values.astype(jnp.float32), jnp.dtype(jnp.float32))
     meta = metadata(case, "xla", jnp.asarray(places.reshape(tables.shape), jnp.int32))
     with jax.default_matmul_precision("highest"):
         function = jax.jit(functools.partial(attend, decode=case.decode))
@@ -301,10 +327,11 @@ def relative_error(
     return float(difference(out[:tokens].ravel(), exact[:tokens].ravel()))
 
 
-def make_pool() -> Pages:
-    """The pages of one layer, 4 GB."""
-    values = random(0, (POOL_TOKENS // PAGE_SIZE, PAGE_SIZE, 2 * KV_HEADS, HEAD_DIM))
-    return Pages(values, None, values.dtype)
+@functools.partial(jax.jit, static_argnums=0)
+def make_pool(dtype: jnp.dtype) -> Pages:
+    """The pages of one layer, 4 GB in 16 bits."""
+    shape = POOL_TOKENS // PAGE_SIZE, PAGE_SIZE, 2 * KV_HEADS, HEAD_DIM
+    return as_stored(random(0, shape), dtype)
 
 
 if __name__ == "__main__":

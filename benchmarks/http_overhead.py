@@ -53,7 +53,7 @@ from paged.runtime.bench.serve import allow_many_connections
 from paged.runtime.bench.workloads import BenchRequest
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import LoadedCore
-from paged.runtime.engine_process import load_core
+from paged.runtime.engine_process import ServedCore, load_core
 from paged.runtime.engine_process import main as serve_core
 from paged.runtime.remote_core import RemoteCore
 
@@ -137,7 +137,7 @@ def run_engine(loop_json: str, descriptor: str) -> int:
     """The engine process: alone first, then as the server's."""
     loop = msgspec.json.decode(loop_json, type=Loop)
 
-    def make_core(config: EngineConfig) -> LoadedCore:
+    def make_core(config: EngineConfig) -> ServedCore:
         core = Clock(loop.step_ms / 1e3) if loop.step_ms else load_core(config)
         print(OFFLINE, run_offline(core, loop), flush=True)
         core.reset_prefix_cache()

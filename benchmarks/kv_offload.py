@@ -129,7 +129,8 @@ def transfers(core: EngineCore) -> Iterator[Transfer]:
         start = time.perf_counter()
         core._runner._cache = store.move(core._runner._cache, moves)
         enqueued = time.perf_counter()
-        jax.block_until_ready((core._runner._cache, store._contents[:count]))
+        kept = [store._places[number].stack for number in range(count)]
+        jax.block_until_ready((core._runner._cache, kept))
         seconds = time.perf_counter() - start
         busy = (enqueued - start) / seconds
         direction = "to the host" if to_host else "from the host"

@@ -36,6 +36,7 @@ from benchmarks.device_clock import MAX_MODEL_LEN, VOCABULARY, Clock
 from paged.http.app import create_app
 from paged.http.options import ServeOptions
 from paged.http.serve import serve
+from paged.http.server import Opened
 from paged.models.loading import resolve_model
 from paged.runtime import async_engine
 from paged.runtime.async_engine import AsyncEngine
@@ -76,7 +77,8 @@ def run_server(step_ms: str, text: str, processes: str) -> int:
         engine = AsyncEngine()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         options = ServeOptions(disable_uvicorn_access_log=True)
-        status = serve(create_app(engine, ["m"]), listener, options)
+        app = create_app(engine, ["m"])
+        status = serve(lambda _: Opened(app), listener, options)
     engine.shutdown()
     return status
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import socket
 import sys
+from contextlib import ExitStack
 
 from paged.http.api_processes import Setup
 from paged.http.logs import configure_logging
 from paged.http.serve import make_app, serve
+from paged.http.server import Opened
 from paged.http.start import joined
 from paged.runtime.wire import Channel
 
@@ -21,10 +23,13 @@ def main(descriptor: int) -> int:
     setup = _receive(first)
     options = setup.options
     configure_logging(options.uvicorn_log_level, options.log_format)
-    with joined(setup.entries, options, setup.doors) as services:
-        app = make_app(services, options, setup.peers)
-        listener, private = (socket.socket(fileno=each) for each in (setup.listener, setup.private))
-        return serve(app, listener, options, private=private, first=first)
+    listener, private = (socket.socket(fileno=each) for each in (setup.listener, setup.private))
+
+    def load(stack: ExitStack) -> Opened:
+        services = stack.enter_context(joined(setup.entries, options, setup.doors))
+        return Opened(make_app(services, options, setup.peers), private)
+
+    return serve(load, listener, options, first)
 
 
 def _receive(first: Channel) -> Setup:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -52,7 +53,7 @@ class ApiProcesses:
 
     Args:
         entries, options: as of the first; `api_server_count` counts it.
-        listener: its socket, bound.
+        listener: its socket, bound, whose port may be shared.
 
     Attributes:
         doors: where the engine processes are to take their connections.
@@ -70,9 +71,6 @@ class ApiProcesses:
         self.doors = list(map(_listening, doors))
         self.private, *others = map(_listening, paths)
         self.peers = _peers(paths, 0)
-        if listener.family != socket.AF_UNIX:
-            # Only now: a port that somebody else has would have been shared with them.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self._processes: list[tuple[ChildProcess, Channel]] = []
         for number, private in enumerate(others, start=1):
             with private, _another(listener) as shared:
@@ -108,12 +106,14 @@ class ApiProcesses:
                 raise ConfigError(message) from None
 
     def finish(self) -> None:
-        """Let them answer what they have begun, take nothing new, and leave."""
+        """Let them answer what they have begun, take nothing new, and leave. Idempotent."""
         for _, channel in self._processes:
-            channel.close_sending()
+            with suppress(OSError):  # of one that has left
+                channel.close_sending()
 
     def end(self, seconds: float) -> None:
-        """Give them some seconds to leave by themselves. Idempotent."""
+        """Give them some seconds to finish. Idempotent."""
+        self.finish()
         for process, channel in self._processes:
             process.end(seconds)
             channel.close()

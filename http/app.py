@@ -23,7 +23,7 @@ from paged.http.api.chat import chat_completions
 from paged.http.api.completions import completions
 from paged.http.api.defaults import RequestDefaults
 from paged.http.api.embeddings import embeddings
-from paged.http.api.errors import ApiError, GenerationFailed, handle_error
+from paged.http.api.errors import ApiError, GenerationFailed, handle_error, unavailable
 from paged.http.api.invocations import Handler, invocations
 from paged.http.api.models import list_models, retrieve_model
 from paged.http.api.openapi import openapi, page
@@ -54,6 +54,7 @@ from paged.http.key_limits import (
 from paged.http.keys import KeyRing
 from paged.http.metrics import Metrics, registry_of
 from paged.http.options import ServeOptions
+from paged.http.paths import path_of
 from paged.http.peers import Answers, Peers, added
 from paged.http.request_counter import CountRequests, Load
 from paged.http.request_ids import EchoRequestId
@@ -64,6 +65,8 @@ from paged.runtime.errors import DeadlineExceeded, EngineDead, InvalidRequest, O
 from paged.runtime.pooling.engine import PoolingEngine
 
 _ALONE = Peers()
+# Seconds after which a probe that failed may ask again.
+_SECONDS_TO_RETRY = 5
 
 
 class Door(TypedDict, total=False):
@@ -73,6 +76,7 @@ class Door(TypedDict, total=False):
     admin_keys: Sequence[str]
     reads_traces: bool
     key_ring: KeyRing | None
+    metrics_need_key: bool
     max_body_size: int
     default_timeout: float | None
     tells_tokenizer: bool
@@ -162,6 +166,7 @@ def create_server(
     admin_keys: Sequence[str] = (),
     reads_traces: bool = False,
     key_ring: KeyRing | None = None,
+    metrics_need_key: bool = False,
     max_body_size: int = ServeOptions.max_body_size,
     default_timeout: float | None = None,
     tells_tokenizer: bool = False,
@@ -179,6 +184,7 @@ def create_server(
         admin_keys: any of them is needed for /debug/state, which is not there without.
         reads_traces: whether requests say of which trace they are part.
         key_ring: more of them, with limits; one of either is needed then.
+        metrics_need_key: whether one is needed for /metrics, too.
         max_body_size: bytes.
         default_timeout: seconds of requests that name none; None for no limit.
         tells_tokenizer: whether there is /tokenizer_info.
@@ -201,11 +207,13 @@ def create_server(
         ),
     ]
     counts = LocalCounts() if peers.is_first else CountsOfFirst(peers)
+    has_keys = bool(api_keys) or key_ring is not None
+    closed = {"/metrics"} if metrics_need_key and has_keys else set()
+    keys = {"keys": api_keys, "admin_keys": admin_keys, "closed": closed}
     if key_ring is not None:
-        others = {"others": api_keys, "admins": admin_keys}
-        middleware.append(Middleware(LimitKeys, ring=key_ring, counts=counts, **others))
+        middleware.append(Middleware(LimitKeys, ring=key_ring, counts=counts, **keys))
     elif api_keys or admin_keys:
-        middleware.append(Middleware(RequireKey, keys=api_keys, admin_keys=admin_keys))
+        middleware.append(Middleware(RequireKey, **keys))
     if reads_traces:
         middleware.append(Middleware(ReadTraceContext))
     middleware.append(Middleware(AnswerBugs))
@@ -232,7 +240,7 @@ def told(app: Starlette) -> Answers:
     """What the process of an application tells its peers."""
     state = app.state
     return {
-        "dead": state.models.dead,
+        "troubles": state.models.troubles,
         "load": lambda: state.load.num_requests,
         "metrics": lambda: generate_latest(state.registry).decode(),
         "recent": lambda: recent_of(state.models),
@@ -242,13 +250,17 @@ def told(app: Starlette) -> Answers:
 
 async def health(request: Request) -> Response:
     """200 while requests can be served by all models."""
-    dead = models_of(request).dead()
-    if not dead:  # else the others may be gone by now
-        dead = sorted({*chain(*await request.app.state.peers.ask("dead", list[str]))})
-    if dead:
-        message = f"The engine of {', '.join(dead)} has stopped; see the server's log"
-        raise ApiError(503, message, "ServiceUnavailableError")
+    troubles = models_of(request).troubles()
+    if not troubles:  # else the others may be gone by now
+        troubles = sorted({*chain(*await request.app.state.peers.ask("troubles", list[str]))})
+    if troubles:
+        return unavailable("; ".join(troubles), path_of(request.scope), _SECONDS_TO_RETRY)
     return Response()
+
+
+async def ready(request: Request) -> Response:
+    """200 while requests are taken. Before that and while it stops, the gate answers."""
+    return await health(request)
 
 
 async def version(request: Request) -> Response:
@@ -296,6 +308,7 @@ _HANDLED = (
 _ROUTES = [
     Route("/health", health),
     Route("/ping", health, methods=["GET", "POST"]),
+    Route("/ready", ready),
     Route("/version", version),
     Route("/metrics", metrics),
     Route("/load", load),

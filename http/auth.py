@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 
 from starlette.datastructures import Headers
@@ -22,15 +22,24 @@ class RequireKey:
     Args:
         keys: for all but the probes; none admits everyone.
         admin_keys: for what is for admins, if there is such a thing.
+        closed: paths that need a key although they are open elsewhere.
     """
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str], admin_keys: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Iterable[str],
+        admin_keys: Iterable[str] = (),
+        closed: Collection[str] = (),
+    ) -> None:
         self.app = app
+        self.closed = closed
         self.digests = [sha256(key.encode()).digest() for key in keys]
         self.admin_digests = [sha256(key.encode()).digest() for key in admin_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or is_open(path_of(scope)) or self._admits(scope):
+        is_http = scope["type"] == "http"
+        if not is_http or is_open(path_of(scope), self.closed) or self._admits(scope):
             await self.app(scope, receive, send)
             return
         await refused(path_of(scope))(scope, receive, send)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from asyncio.events import TimerHandle
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -14,11 +16,25 @@ from paged.http.api.errors import ApiError, error_response
 MAX_HEAD_SIZE = 64 * 1024
 """Bytes of a request's first line and headers. What comes in one piece with them may be more."""
 
+MAX_HEADERS = 256
+"""Headers that a request may have."""
+
 HEAD_TIMEOUT = 60.0
 """Seconds until they must be there."""
 
 REST_TIMEOUT = 30.0
 """Seconds that are listened on to a request that has been answered before its end."""
+
+SEND_TIMEOUT = 120.0
+"""Seconds that a client may take nothing of what is sent to it."""
+
+# A client that is gone without a word is noticed after some 60 s, also while it waits for a reply.
+_ALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
 
 
 class Connection(HttpToolsProtocol):
@@ -29,13 +45,18 @@ class Connection(HttpToolsProtocol):
         self._in_head = True  # and not in a body
         self._size = 0  # bytes since it began, but for those of the piece in which it did
         self._timer: TimerHandle | None = None
+        self._blocked: TimerHandle | None = None  # while the client takes nothing
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait(HEAD_TIMEOUT)
+        with suppress(OSError):  # of a Unix socket, whose peer cannot be gone without a word
+            for option in _ALIVE:
+                transport.get_extra_info("socket").setsockopt(*option)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._is_taken()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -51,6 +72,10 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop_waiting()
+        if len(self.headers) > MAX_HEADERS:
+            message = f"A request may have {MAX_HEADERS} headers, got {len(self.headers)}"
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message)
+            return
         self._in_head, self._size = False, 0
         super().on_headers_complete()
 
@@ -63,6 +88,19 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if not self._in_head and not self.transport.is_closing():
             self._wait(REST_TIMEOUT)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._blocked = self.loop.call_later(SEND_TIMEOUT, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._is_taken()
+
+    def _is_taken(self) -> None:
+        if self._blocked is not None:
+            self._blocked.cancel()
+            self._blocked = None
 
     def _wait(self, seconds: float) -> None:
         self._stop_waiting()

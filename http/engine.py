@@ -53,7 +53,12 @@ class AnyEngine(Protocol):
     def max_model_len(self) -> int: ...
 
     @property
-    def errored(self) -> bool: ...
+    def errored(self) -> bool:
+        """Whether it has died for good."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it cannot serve now, None if it can: what follows "The engine"."""
 
     @property
     def about(self) -> About | None: ...

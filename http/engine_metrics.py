@@ -183,6 +183,7 @@ def _counters(stats: EngineStats) -> list[_Value]:
         ("paged:step_padding", "Places of steps without one.", padding),
         ("paged:timeouts", "Requests whose deadline passed.", stats.num_timeouts),
         ("paged:compiles_after_warmup", compiles, stats.compiles_after_warmup),
+        ("paged:engine_restarts", "Engines started after one that died.", stats.num_restarts),
         *((name, text, 0) for name, text in _NEVER.items()),
     ]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
@@ -161,8 +161,9 @@ class LimitKeys:
     Args:
         ring: the keys of the file.
         counts: who counts what they use.
-        others: keys without limits.
-        admins: keys without limits for what is for admins alone.
+        keys: others, which have no limits.
+        admin_keys: others for what is for admins alone.
+        closed: paths that need a key although they are open elsewhere.
     """
 
     def __init__(
@@ -170,16 +171,17 @@ class LimitKeys:
         app: ASGIApp,
         ring: KeyRing,
         counts: Counts,
-        others: Sequence[str] = (),
-        admins: Sequence[str] = (),
+        keys: Iterable[str] = (),
+        admin_keys: Iterable[str] = (),
+        closed: Collection[str] = (),
     ) -> None:
         self.app = app
-        self.ring, self.counts = ring, counts
-        self.others = [sha256(key.encode()).digest() for key in others]
-        self.admins = [sha256(key.encode()).digest() for key in admins]
+        self.ring, self.counts, self.closed = ring, counts, closed
+        self.others = [sha256(key.encode()).digest() for key in keys]
+        self.admins = [sha256(key.encode()).digest() for key in admin_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or is_open(path := path_of(scope)):
+        if scope["type"] != "http" or is_open(path := path_of(scope), self.closed):
             await self.app(scope, receive, send)
             return
         digests = digests_of(scope)

@@ -17,9 +17,12 @@ _EVERY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 @contextlib.contextmanager
 def bound(options: ServeOptions) -> Iterator[socket.socket]:
-    """A socket that does not listen yet: until the server is ready, connections are refused."""
+    """A socket that does not listen yet."""
     if options.uds is None:
         with _bind(options.host, options.port) as listener:
+            if options.api_server_count > 1:
+                # Only now: a port that somebody else has would have been shared with them.
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             yield listener
         return
     path = Path(options.uds)

@@ -17,7 +17,8 @@ ALWAYS_ON = (
     *("--enable-prompt-tokens-details", "--enable-request-id-headers"),
     "--enable-server-load-tracking",
 )
-_LONGEST_SHUTDOWN = 24 * 60 * 60
+_LONGEST_TIME = 24 * 60 * 60
+_MOST_RESTARTS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,7 @@ class ServeOptions:
         "makes an entry. It is read again when it changes, and on SIGHUP.",
         metavar="FILE",
     )
+    metrics_need_key: bool = option(False, "Ask for a key at /metrics, too.")
     enable_tokenizer_info_endpoint: bool = option(
         False, "Tell special tokens and chat template at /tokenizer_info."
     )
@@ -72,8 +74,23 @@ class ServeOptions:
         "Seconds that a request may take which names no timeout itself. Default no limit.",
         metavar="SECONDS",
     )
+    timeout_keep_alive: int = option(
+        75,
+        "Seconds that a connection may be idle: longer than clients and proxies keep theirs, for "
+        "the one who closes first must not be the server.",
+    )
     shutdown_timeout: float = option(
         30.0, "Seconds that running requests get to finish when the server is stopped."
+    )
+    step_timeout: float = option(
+        120.0,
+        "Seconds that a step may take, five times as many for the first ones: then the engine "
+        "process is ended and another one started. /health says so after a quarter of them.",
+    )
+    max_engine_restarts: int = option(
+        3,
+        "How many times in ten minutes an engine process that died is replaced; after that, or "
+        "with 0 at the first death, the server leaves with exit status 1.",
     )
     uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug"] = option(
         "info", "Least level that is logged."
@@ -102,10 +119,11 @@ class ServeOptions:
     )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.shutdown_timeout <= _LONGEST_SHUTDOWN:
+        _check_times(self)
+        if not 0 <= self.max_engine_restarts <= _MOST_RESTARTS:
             raise ConfigError(
-                f"--shutdown-timeout must be between 0 and {_LONGEST_SHUTDOWN} seconds, "
-                f"got {self.shutdown_timeout}"
+                f"--max-engine-restarts must be between 0 and {_MOST_RESTARTS}, "
+                f"got {self.max_engine_restarts}"
             )
         if self.api_server_count < 1:
             raise ConfigError(f"--api-server-count must be at least 1, got {self.api_server_count}")
@@ -118,11 +136,6 @@ class ServeOptions:
             raise ConfigError("--enable-log-outputs needs --enable-log-requests")
         if self.max_log_len is not None and self.max_log_len < 0:
             raise ConfigError(f"--max-log-len must be at least 0, got {self.max_log_len}")
-        if self.default_timeout is not None and not 0 < self.default_timeout <= LONGEST_TIMEOUT:
-            raise ConfigError(
-                f"--default-timeout must be above 0 and at most {LONGEST_TIMEOUT} seconds, "
-                f"got {self.default_timeout}"
-            )
         if self.max_body_size < 1:
             raise ConfigError(f"--max-body-size must be at least 1, got {self.max_body_size}")
         if self.root_path and not re.fullmatch(r"(/[^/?#\s]+)+", self.root_path):
@@ -189,6 +202,29 @@ class ModelOptions:
             if (given := getattr(self, name)) not in (None, *parsers):
                 flag = f"--{name.replace('_', '-')}"
                 raise ConfigError(f"{flag} must be one of {', '.join(parsers)}, got {given!r}")
+
+
+def _check_times(options: ServeOptions) -> None:
+    if not 0 <= options.shutdown_timeout <= _LONGEST_TIME:
+        raise ConfigError(
+            f"--shutdown-timeout must be between 0 and {_LONGEST_TIME} seconds, "
+            f"got {options.shutdown_timeout}"
+        )
+    if not 1 <= options.timeout_keep_alive <= _LONGEST_TIME:
+        raise ConfigError(
+            f"--timeout-keep-alive must be between 1 and {_LONGEST_TIME} seconds, "
+            f"got {options.timeout_keep_alive}"
+        )
+    if not 0 < options.step_timeout <= _LONGEST_TIME:
+        raise ConfigError(
+            f"--step-timeout must be above 0 and at most {_LONGEST_TIME} seconds, "
+            f"got {options.step_timeout}"
+        )
+    if options.default_timeout is not None and not 0 < options.default_timeout <= LONGEST_TIMEOUT:
+        raise ConfigError(
+            f"--default-timeout must be above 0 and at most {LONGEST_TIMEOUT} seconds, "
+            f"got {options.default_timeout}"
+        )
 
 
 def _check_none_empty(flag: str, values: tuple[str, ...]) -> None:

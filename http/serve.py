@@ -8,30 +8,32 @@ import gc
 import logging
 import os
 import resource
-import signal
 import socket
 import ssl
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
-from paged.http.api.service import AnyService, Models
-from paged.http.api_processes import ApiProcesses, IsReady
-from paged.http.app import create_server, told
+from paged.http.api.service import AnyService
+from paged.http.api_processes import ApiProcesses
+from paged.http.app import create_server
 from paged.http.connection import Connection
-from paged.http.engine import AnyEngine
 from paged.http.entries import Entry, read_entries
+from paged.http.gate import Gate
 from paged.http.keys import KeyRing, read_keys
-from paged.http.listener import bound, where
-from paged.http.logs import configure_logging, leave_out, log_stats
+from paged.http.listener import bound
+from paged.http.logs import configure_logging, leave_out
 from paged.http.options import ServeOptions
-from paged.http.peers import Peers, answering
+from paged.http.peers import Peers
+from paged.http.server import LAST_WORDS, Opened, Opening, Server
 from paged.http.start import check_all_make_text, running
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import read_flags
@@ -39,11 +41,6 @@ from paged.runtime.wire import Channel
 
 logger = logging.getLogger(__name__)
 
-# Proxies keep idle connections for 60 s; the one who closes first must not be the server.
-_KEEP_ALIVE = 75
-# What aborted requests get to say so before their connections are cut.
-_LAST_WORDS = 5
-_WATCH_INTERVAL = 1.0
 # Streams make some objects for each token and nearly none that only the collector would find; by
 # Python's own 700 it would look ten times a step.
 _OBJECTS_BETWEEN_COLLECTIONS = 20_000
@@ -59,27 +56,29 @@ def run(args: argparse.Namespace) -> int:
     _check_certificates(options)
     if options.api_keys_file is not None:
         read_keys(Path(options.api_keys_file))
+    load = _load_alone if options.api_server_count == 1 else _load_several
     # Before a model is loaded: minutes later is late to hear that the port is taken.
     with bound(options) as listener:
-        if options.api_server_count > 1:
-            return _run_several(entries, options, listener)
-        with running(entries, options) as services:
-            return serve(make_app(services, options), listener, options)
+        return serve(partial(load, entries, options, listener), listener, options)
 
 
-def _run_several(entries: Sequence[Entry], options: ServeOptions, listener: socket.socket) -> int:
+def _load_alone(
+    entries: Sequence[Entry], options: ServeOptions, listener: socket.socket, stack: ExitStack
+) -> Opened:
+    """As the only API process."""
+    return Opened(make_app(stack.enter_context(running(entries, options)), options))
+
+
+def _load_several(
+    entries: Sequence[Entry], options: ServeOptions, listener: socket.socket, stack: ExitStack
+) -> Opened:
     """As the first of several API processes."""
     check_all_make_text(entries, options)
-    with (
-        ApiProcesses(entries, options, listener) as others,
-        running(entries, options, others.doors) as services,
-    ):
-        try:
-            others.await_ready()
-            app = make_app(services, options, others.peers)
-            return serve(app, listener, options, private=others.private, others=others)
-        finally:
-            others.end(options.shutdown_timeout + _LAST_WORDS)
+    others = stack.enter_context(ApiProcesses(entries, options, listener))
+    services = stack.enter_context(running(entries, options, others.doors))
+    stack.callback(others.end, options.shutdown_timeout + LAST_WORDS)  # before the engines
+    others.await_ready()
+    return Opened(make_app(services, options, others.peers), others.private, others)
 
 
 def make_app(
@@ -92,6 +91,7 @@ def make_app(
         admin_keys=options.admin_api_key,
         reads_traces=options.otlp_traces_endpoint is not None,
         key_ring=None if options.api_keys_file is None else KeyRing(Path(options.api_keys_file)),
+        metrics_need_key=options.metrics_need_key,
         max_body_size=options.max_body_size,
         default_timeout=options.default_timeout,
         tells_tokenizer=options.enable_tokenizer_info_endpoint,
@@ -116,35 +116,58 @@ def _with_key(options: ServeOptions) -> ServeOptions:
 
 
 def serve(
-    app: Starlette,
+    load: Callable[[ExitStack], Opened],
     listener: socket.socket,
     options: ServeOptions,
-    *,
-    private: socket.socket | None = None,
-    others: ApiProcesses | None = None,
     first: Channel | None = None,
 ) -> int:
-    """Run the application on a bound socket; returns the exit status.
+    """Serve on a bound socket; returns the exit status.
 
     Args:
-        private: where other API processes ask.
-        others: these processes, for the first of several.
-        first: to the first of several, for one of the others.
+        load: see `Opening`.
+        first: to the first of several API processes, for one of the others.
+
+    Raises:
+        ConfigError, CheckpointError, ...: what `load` raises.
     """
     if options.disable_access_log_for_endpoints:
         leave_out(options.disable_access_log_for_endpoints)
-    config = server_config(app, options)
-    server = _Server(config, app, options, others=others, first=first)
+    gate = Gate()
+    config = server_config(gate, options)
+    server = Server(config, gate, options, listener, first)
+    opening = Opening(partial(_settled, load), gate)
+    try:
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(server.run_with(opening))
+    finally:
+        opening.close()
+    if server.failure is not None:
+        raise server.failure
+    if not opening.opened.done():
+        _leave_at_once(options)
+    return server.status
+
+
+def _settled(load: Callable[[ExitStack], Opened], stack: ExitStack) -> Opened:
+    """What is opened, and the garbage collector told that it is here to stay."""
+    opened = load(stack)
     # A walk over all that start-up made would stop every stream for tenths of a second.
     gc.collect()
     gc.freeze()
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
-    asked = nullcontext() if private is None else answering(private, told(app))
-    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        return runner.run(_serve(server, listener, asked))
+    return opened
 
 
-def server_config(app: Starlette, options: ServeOptions) -> uvicorn.Config:
+def _leave_at_once(options: ServeOptions) -> NoReturn:
+    """In the middle of loading, which Python would wait for; engine processes leave with this."""
+    if options.uds is not None:
+        Path(options.uds).unlink(missing_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def server_config(app: ASGIApp, options: ServeOptions) -> uvicorn.Config:
     """How the application is served."""
     return uvicorn.Config(
         app,
@@ -153,8 +176,8 @@ def server_config(app: Starlette, options: ServeOptions) -> uvicorn.Config:
         log_config=None,
         log_level=options.uvicorn_log_level,
         access_log=not options.disable_uvicorn_access_log,
-        timeout_keep_alive=_KEEP_ALIVE,
-        timeout_graceful_shutdown=int(options.shutdown_timeout) + _LAST_WORDS,
+        timeout_keep_alive=options.timeout_keep_alive,
+        timeout_graceful_shutdown=LAST_WORDS,
         lifespan="off",
         root_path=options.root_path,
         ssl_keyfile=options.ssl_keyfile,
@@ -162,109 +185,6 @@ def server_config(app: Starlette, options: ServeOptions) -> uvicorn.Config:
         ssl_ca_certs=options.ssl_ca_certs,
         ssl_cert_reqs=_whose_certificate(options),
     )
-
-
-async def _serve(
-    server: _Server, listener: socket.socket, asked: AbstractAsyncContextManager[None]
-) -> int:
-    watchers = [asyncio.create_task(_stop_when_dead(server))]
-    if server.key_ring is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.key_ring.reload)
-    if not server.options.disable_log_stats and server.first is None:
-        watchers += [asyncio.create_task(log_stats(*each)) for each in _logged(server.models)]
-    try:
-        async with asked:
-            await server.serve(sockets=[listener])
-    finally:
-        for watcher in watchers:
-            watcher.cancel()
-    return 1 if server.has_failed or server.models.dead() else 0
-
-
-def _logged(models: Models) -> Iterator[tuple[AnyEngine, str]]:
-    """Engines with what their lines call them: numbers, and names where there are several."""
-    for number, service in enumerate(models):
-        name = f" ({service.model_name})" if len(models.services) > 1 else ""
-        yield service.engine, f"{number:03}{name}"
-
-
-async def _stop_when_dead(server: _Server) -> None:
-    """A dead engine does not come back: leave, so that a supervisor starts another process."""
-    while not (what := server.what_has_stopped()):
-        await asyncio.sleep(_WATCH_INTERVAL)
-    server.has_failed = True
-    logger.critical("%s has stopped; shutting down", what)
-    server.should_exit = True
-
-
-class _Server(uvicorn.Server):
-    """Drains on the first signal, leaves on the second.
-
-    Draining: no new connections; running requests finish, or are aborted when their time is up.
-    """
-
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        app: Starlette,
-        options: ServeOptions,
-        *,
-        others: ApiProcesses | None,
-        first: Channel | None,
-    ) -> None:
-        super().__init__(config)
-        self.models: Models = app.state.models
-        self.key_ring: KeyRing | None = app.state.key_ring
-        self.options = options
-        self.has_failed = False
-        self.others, self.first = others, first
-
-    def what_has_stopped(self) -> str | None:
-        """An engine, or an API process before its time; None if nothing has."""
-        if dead := self.models.dead():
-            return f"The engine of {', '.join(dead)}"
-        others_run = self.others is None or self.should_exit or self.others.are_running
-        return None if others_run else "An API process"
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The handler of SIGINT and SIGTERM."""
-        if self.should_exit:
-            os._exit(128 + sig)
-        self.should_exit = True
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        assert sockets
-        if self.first is not None:
-            asyncio.get_running_loop().add_reader(self.first.fileno(), self._finish)
-            self.first.send(IsReady())
-            return
-        names = ", ".join(service.model_name for service in self.models)
-        sys.stdout.write(f"Ready: {names} at {where(sockets[0], self.options)}\n")
-        sys.stdout.flush()
-
-    def _finish(self) -> None:
-        """The first API process has said so, or is gone."""
-        assert self.first is not None
-        asyncio.get_running_loop().remove_reader(self.first.fileno())
-        self.should_exit = True
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self.others is not None:
-            self.others.finish()
-        if num_running := sum(service.num_running for service in self.models):
-            logger.info(
-                "Finishing running requests (%d), for %g s at most; a second signal does not wait",
-                num_running,
-                self.options.shutdown_timeout,
-            )
-        deadline = asyncio.create_task(self._abort_in_time())
-        await super().shutdown(sockets)
-        deadline.cancel()
-
-    async def _abort_in_time(self) -> None:
-        await asyncio.sleep(self.options.shutdown_timeout)
-        await asyncio.gather(*(service.abort_running() for service in self.models))
 
 
 def _whose_certificate(options: ServeOptions) -> ssl.VerifyMode:

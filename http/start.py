@@ -20,6 +20,7 @@ from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.child_process import JoinedProcess
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
+from paged.runtime.keeper import Keeping
 from paged.runtime.logs import lines_about
 from paged.runtime.pooling.engine import PoolingEngine, wants_pooling
 from paged.runtime.remote_core import RemoteCore
@@ -47,13 +48,14 @@ def running(
     """
     if len(entries) > 1:
         entries = _sharing(entries, options)
+    keeping = _keeping(options)
 
     def start(number: int, config: EngineConfig) -> Engine | PoolingEngine:
         if len(entries) > 1:
             logger.info("Starting model %d of %d", number + 1, len(entries))
         if doors:
             make_core = partial(RemoteCore, door=doors[number])
-            return AsyncEngine.from_config(config, make_core=make_core)
+            return AsyncEngine.from_config(config, make_core=make_core, keeping=keeping)
         return _start_engine(config, options, is_alone=len(entries) == 1)
 
     with _services(entries, options, start) as services:
@@ -70,7 +72,7 @@ def joined(
         def join(config: EngineConfig) -> RemoteCore:
             return RemoteCore(config, process=JoinedProcess(doors[number]))
 
-        return AsyncEngine.from_config(config, make_core=join)
+        return AsyncEngine.from_config(config, make_core=join, keeping=_keeping(options))
 
     with _services(entries, options, start) as services:
         yield services
@@ -138,7 +140,14 @@ def _start_engine(
     """Embeddings and scores have no streams to keep going: alone, they are made in this process."""
     if wants_pooling(config):
         return PoolingEngine.from_config(config, separate_process=not is_alone)
-    return AsyncEngine.from_config(config, separate_process=options.engine_process)
+    apart = options.engine_process
+    # What dies in this process takes it along: there is nothing to start again.
+    keeping = _keeping(options, restarts=apart)
+    return AsyncEngine.from_config(config, separate_process=apart, keeping=keeping)
+
+
+def _keeping(options: ServeOptions, *, restarts: bool = True) -> Keeping:
+    return Keeping(options.step_timeout, options.max_engine_restarts if restarts else 0)
 
 
 def _service(

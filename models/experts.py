@@ -222,7 +222,7 @@ def mix(
     for i in range(routing.num_chosen):  # one pass over the answers, which are never widened whole
         answer = answers.at[places[:, i]].get(mode="fill", fill_value=0)
         out += weights[:, i, None] * answer.astype(jnp.float32)
-    return out.astype(x.dtype)
+    return jnp.where(is_token, out, 0).astype(x.dtype)
 
 
 def add_mixture(

@@ -13,6 +13,7 @@ from flax import struct
 from paged.attention import AttentionMetadata
 from paged.cache import PagedKVCache, Pages
 from paged.models.config import ModelConfig
+from paged.models.offloading import Layers
 from paged.models.rope import Rotation, rotation
 from paged.models.weights import (
     Dense,
@@ -321,8 +322,9 @@ def run_layers(
     """
     angles = angles or [rotation(config, meta.positions)] * config.num_layers
     of_group, arrays = meta.of_groups(), list(cache.layers)
-    each = zip(params.layers, cache.homes, angles, config.windows, strict=True)
-    for weights, home, turn, window in each:
+    layers = Layers(params.layers)
+    for home, turn, window in zip(cache.homes, angles, config.windows, strict=True):
+        weights, x = layers.next(x)
         pages, group = arrays[home.array], of_group[home.group]
         x, pages = layer(weights, x, pages, turn, group, config=config, window=window)
         arrays[home.array] = pages

@@ -23,7 +23,6 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from paged import matmul
 from paged.errors import ConfigError
 from paged.matmul import Groups, Order
 from paged.models.config import ModelConfig
@@ -32,6 +31,7 @@ from paged.models.mesh import TENSOR, first_of, shares
 from paged.models.quantized import GroupScaled, TileScaled
 from paged.models.quantized.channels import TILE
 from paged.models.quantized.describe import QUANTIZED
+from paged.models.quantized.groups import unit_of
 from paged.models.weights import Dense, Embedding, ParamSpec, Portable, param_shapes
 
 # Inputs with these names are shared out, and nobody else adds up what comes of them.
@@ -241,7 +241,7 @@ def _torn(node: Any, num_devices: int) -> str | None:
     if isinstance(node, GroupScaled):
         if node.order is not None:
             return f"{name!r} has its inputs in an order of its own (desc_act or actorder)"
-        inputs, unit = node.weight.shape[0] * 8 // node.bits, matmul.int4_unit(node.group)
+        inputs, unit = node.weight.shape[0] * 8 // node.bits, unit_of(node.group)
         if node.bits == 4 and inputs % (num_devices * unit):
             return f"{name!r} packs {inputs} inputs in units of {unit}"
     return None

@@ -29,6 +29,9 @@ from paged.models.mesh import TENSOR
 Init = Literal["normal", "ones", "zeros"]
 _DEVIATION = 0.02  # of random weights
 
+PINNED = "pinned_host"
+"""Host memory that devices copy from and to by themselves, as JAX calls it."""
+
 # Logical axis -> mesh axis. Axes that are absent, like the residual stream, are replicated.
 SHARDING_RULES = {
     "vocab": TENSOR,
@@ -213,6 +216,7 @@ class ParamSpec:
         transpose: the joined tensor has its inputs last (as Hugging Face checkpoints do) and the
             parameter has them first.
         dtype: of its own, whatever the others are cast to; None for theirs.
+        on_host: whether it lives in pinned host memory; see `paged.models.offloading`.
     """
 
     parts: tuple[Part, ...]
@@ -222,6 +226,7 @@ class ParamSpec:
     join_axis: int = 0
     transpose: bool = False
     dtype: jnp.dtype | None = None
+    on_host: bool = False
 
     def dtype_among(self, others: jnp.dtype) -> jnp.dtype:
         """What it is held in where the others are held in `others`."""
@@ -233,7 +238,14 @@ class ParamSpec:
 
     def anonymous(self) -> Self:
         """The same for all parameters of a make: without the names of its parts."""
-        return replace(self, parts=tuple(replace(part, name="") for part in self.parts))
+        parts = tuple(replace(part, name="") for part in self.parts)
+        return replace(self, parts=parts, on_host=False)
+
+    def at_home(self, param: jax.Array) -> jax.Array:
+        """The parameter, made on the device, where it lives; it has arrived when this returns."""
+        if not self.on_host:
+            return param
+        return jax.device_put(param, param.sharding.with_memory_kind(PINNED)).block_until_ready()
 
     def stored(self, name: str) -> ParamSpec:
         """How a file describes it that holds it as it is, under its place in a description."""

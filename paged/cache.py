@@ -244,38 +244,42 @@ def copy_pages(cache: PagedKVCache, source: jax.Array, target: jax.Array) -> Pag
     return jax.tree.map(copy, cache)
 
 
-PageContent = tuple[jax.Array, ...]
-"""One page over the layers of a group: values [layers, page_size, ..], then scales if there are."""
+PageStack = tuple[jax.Array, ...]
+"""Pages over the layers of a group: values [N, layers, page_size, ..], then scales if there are."""
 
 
-def read_pages(cache: PagedKVCache, source: jax.Array) -> tuple[PageContent, ...]:
-    """The content of pages [N] int32, each in arrays of its own, to be kept elsewhere."""
-    leaves = zip(*(jax.tree.leaves(layer) for layer in cache.layers), strict=True)
-    stacked = [jnp.stack([stored[source] for stored in leaf], axis=1) for leaf in leaves]
-    # All pages are gathered at once, and then cut apart; else each would be gathered on its own.
-    stacked = lax.optimization_barrier(stacked)
-    return tuple(tuple(leaf[i] for leaf in stacked) for i in range(len(source)))
+def read_pages(cache: PagedKVCache, source: jax.Array) -> tuple[PageStack, ...]:
+    """The content of pages [S, N] int32, to be kept elsewhere: a stack for each row of them."""
+    leaves = [*zip(*(jax.tree.leaves(layer) for layer in cache.layers), strict=True)]
+    return tuple(
+        tuple(jnp.stack([stored[pages] for stored in leaf], axis=1) for leaf in leaves)
+        for pages in source
+    )
 
 
 def write_pages(
-    cache: PagedKVCache, target: jax.Array, contents: tuple[PageContent, ...]
+    cache: PagedKVCache, target: jax.Array, stacks: tuple[PageStack, ...]
 ) -> tuple[PagedKVCache, jax.Array]:
-    """Store contents as `read_pages` gave them in other pages.
+    """Store what `read_pages` gave in other pages.
 
     Args:
         cache: donated.
-        target: [N] int32, all different; what goes to one out of range is dropped.
+        target: [S, N] int32, all different; what goes to one out of range is dropped.
 
     Returns:
         The cache, and a number that is there once everything is stored.
     """
-    stacked = [jnp.stack(leaf, axis=1) for leaf in zip(*contents, strict=True)]
+    parts, pages_of_all = [*zip(*stacks, strict=True)], target.reshape(-1)
 
     def store(layer: int, pages: Pages) -> Pages:
         leaves, form = jax.tree.flatten(pages)
         new = [
-            stored.at[target].set(leaf[layer], mode="drop", unique_indices=True)
-            for stored, leaf in zip(leaves, stacked, strict=True)
+            stored.at[pages_of_all].set(
+                jnp.concatenate([stack[:, layer] for stack in part]),
+                mode="drop",
+                unique_indices=True,
+            )
+            for stored, part in zip(leaves, parts, strict=True)
         ]
         return jax.tree.unflatten(form, new)
 

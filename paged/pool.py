@@ -201,6 +201,16 @@ class PagePool:
             if partial:
                 self._partial.add(page)
 
+    def forget(self, pages: Sequence[int]) -> None:
+        """Let used pages be found by nobody any more, nor their content on the host."""
+        for page in pages:
+            assert self._references[page], f"page {page} is not used: it has nothing to forget"
+            page_hash = self._hash_of.pop(page, None)
+            if page_hash is not None:
+                del self._page_of[page_hash]
+                self._partial.discard(page)
+                self.host.forget(page_hash)
+
     def find(self, page_hash: bytes, group: int = 0, *, on_host: bool = False) -> int | None:
         """The page of a group that holds the content of that hash. Takes no reference.
 

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -15,11 +16,18 @@ from msgspec.structs import replace
 from paged.models.tokenizer import Tokenizer
 from paged.runtime.beam_search import BeamSearchParams, begin_search
 from paged.runtime.config import EngineConfig
-from paged.runtime.engine import LoadedCore, engine_config, load_engine
+from paged.runtime.engine import LoadedCore, engine_config, load_again, load_engine
 from paged.runtime.engine_state import EngineState
-from paged.runtime.engine_thread import EngineThread, Stream
-from paged.runtime.errors import DeadlineExceeded, EngineDead, InvalidRequest, Overloaded
-from paged.runtime.front import Prepared, Prompt, TokensPrompt
+from paged.runtime.engine_thread import Stream
+from paged.runtime.errors import (
+    DeadlineExceeded,
+    EngineDead,
+    EngineRestarting,
+    InvalidRequest,
+    Overloaded,
+)
+from paged.runtime.front import Front, Prepared, Prompt, TokensPrompt
+from paged.runtime.keeper import Keeper, Keeping
 from paged.runtime.long_text import without_hurry
 from paged.runtime.messages import EngineStats, Refusal, Terms
 from paged.runtime.outputs import RequestOutput
@@ -40,6 +48,7 @@ class AsyncEngine:
         separate_process: whether device and scheduler run in a process of their own, so that busy
             callers of this one do not slow them.
         make_core: what finds the core in another way, such as one that runs already.
+        keeping: what is done when the core's process dies or hangs; None to let the engine die.
         flags: the fields of `EngineConfig`.
 
     Attributes:
@@ -57,14 +66,16 @@ class AsyncEngine:
         *,
         separate_process: bool = False,
         make_core: Callable[[EngineConfig], LoadedCore] | None = None,
+        keeping: Keeping | None = None,
         **flags: Any,
     ) -> None:
         self.config = engine_config(model, flags)
         engine = load_engine(self.config, separate_process=separate_process, make_core=make_core)
-        self._front, self.about = engine.front, engine.about
-        self._thread = EngineThread(engine)
+        self.about = engine.about
+        again = partial(load_again, self.config, engine.front, make_core)
+        self._keeper = Keeper(engine, again, keeping)
         # At interpreter exit, while JAX is still there, and when nobody holds the engine.
-        self._shutdown = weakref.finalize(self, self._thread.shutdown)
+        self._shutdown = weakref.finalize(self, self._keeper.shutdown)
 
     @classmethod
     def from_config(
@@ -73,13 +84,19 @@ class AsyncEngine:
         *,
         separate_process: bool = False,
         make_core: Callable[[EngineConfig], LoadedCore] | None = None,
+        keeping: Keeping | None = None,
     ) -> AsyncEngine:
-        return cls(separate_process=separate_process, make_core=make_core, **vars(config))
+        flags = vars(config)
+        return cls(separate_process=separate_process, make_core=make_core, keeping=keeping, **flags)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
         """None under skip_tokenizer_init."""
         return self._front.tokenizer
+
+    @property
+    def _front(self) -> Front:
+        return self._keeper.thread.front
 
     @property
     def max_model_len(self) -> int:
@@ -92,20 +109,30 @@ class AsyncEngine:
 
     @property
     def is_running(self) -> bool:
-        return self._thread.is_running
+        return self._keeper.thread.is_running
 
     @property
     def errored(self) -> bool:
-        return self.dead_error is not None
+        """Whether the engine has died for good."""
+        return self.dead_error is not None and not self._keeper.is_restarting
 
     @property
     def dead_error(self) -> EngineDead | None:
         """What the engine died of; None while it lives and after a shutdown."""
-        return self._thread.dead_error
+        return self._keeper.thread.dead_error
+
+    @property
+    def trouble(self) -> str | None:
+        """Why requests cannot be served now, None if they can: what follows "The engine"."""
+        if self.dead_error is not None:
+            restarting = "has stopped and is being restarted"
+            return restarting if self._keeper.is_restarting else "has stopped; see the server's log"
+        stalled = self._keeper.stalled
+        return f"has finished no step for {stalled:.0f} s" if stalled else None
 
     def stats(self) -> EngineStats:
         """As of the last step."""
-        return self._thread.stats
+        return replace(self._keeper.thread.stats, num_restarts=self._keeper.num_restarts)
 
     async def generate(
         self,
@@ -137,23 +164,25 @@ class AsyncEngine:
                 beyond its deadline.
             DeadlineExceeded: before the first output, if that has passed already.
             EngineDead: the engine died or was shut down.
+            EngineRestarting: it died, and another one is being started.
         """
-        self._thread.check_running()
+        self._keeper.living()
         request_id = request_id or uuid.uuid4().hex
         prepared = await self._prepare(request_id, prompt, params, priority, cache_salt)
+        thread = self._keeper.living()
         stream = Stream(_on_terms(prepared, terms))
-        self._thread.start(stream)
+        thread.start(stream)
         finished = False
         try:
             while not finished:
-                output = await stream.get()
+                output = await self._next(stream)
                 finished = output.finished
                 if output.refusal is not None:
                     raise _error_of(output.refusal)
                 yield output
         finally:
             if not finished:
-                self._thread.leave(stream)
+                thread.leave(stream)
 
     async def beam_search(
         self,
@@ -203,24 +232,32 @@ class AsyncEngine:
         """
         with suppress(EngineDead):
             # Shielded: a caller that is cancelled meanwhile still wants the request gone.
-            await asyncio.shield(asyncio.wrap_future(self._thread.abort(request_id)))
+            await asyncio.shield(asyncio.wrap_future(self._keeper.thread.abort(request_id)))
 
     async def look(self) -> EngineState:
         """A close look at the engine, between two steps. Raises EngineDead."""
         found: Future[EngineState] = Future()
         found.set_running_or_notify_cancel()  # whoever waits may leave; the engine must not notice
-        call = self._thread.call(lambda engine: engine.look(found.set_result))
+        call = self._keeper.living().call(lambda engine: engine.look(found.set_result))
         await asyncio.wrap_future(call)
         return await asyncio.wrap_future(found)
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached pages; False, and nothing done, while requests use pages."""
-        call = self._thread.call(lambda engine: engine.reset_prefix_cache())
+        call = self._keeper.living().call(lambda engine: engine.reset_prefix_cache())
         return await asyncio.wrap_future(call)
 
     def shutdown(self) -> None:
         """End running requests with finish_reason "abort" and free the device. Idempotent."""
         self._shutdown()
+
+    async def _next(self, stream: Stream) -> RequestOutput:
+        try:
+            return await stream.get()
+        except EngineDead as error:
+            if self._keeper.is_restarting:
+                raise EngineRestarting(str(error)) from error
+            raise
 
     async def _prepare(
         self,

@@ -58,6 +58,10 @@ class Clients:
     def first(self) -> Client:
         return self._all[0]
 
+    @property
+    def are_several(self) -> bool:
+        return len(self._all) > 1
+
     def heard(self, *, wait: bool) -> list[Client]:
         """Those that have something to say; with `wait`, sleep until somebody has."""
         poll = select.poll()
@@ -93,8 +97,14 @@ class Clients:
             if not owner.indices:
                 del self._owners[request_id]
 
-    def tell(self, outputs: Iterable[SequenceOutput], stats: EngineStats, *, idle: bool) -> None:
-        """Give each client its share of a step's news; others hear statistics now and then."""
+    def tell(
+        self, outputs: Iterable[SequenceOutput], stats: EngineStats, *, everybody: bool
+    ) -> None:
+        """Give each client its share of a step's news; others hear statistics now and then.
+
+        Args:
+            everybody: whether they hear them now.
+        """
         shares: dict[Client, list[SequenceOutput]] = {client: [] for client in self._all}
         for item in outputs:
             shares[self._owners[item.request_id].client].append(item)
@@ -103,6 +113,6 @@ class Clients:
         now = time.monotonic()
         for client, share in shares.items():
             when, num_taken = client.told
-            if share or idle or num_taken < client.num_taken or now - when > _OLDEST_STATS:
+            if share or everybody or num_taken < client.num_taken or now - when > _OLDEST_STATS:
                 client.channel.send(News(share, stats, client.num_taken))
                 client.told = (now, client.num_taken)

@@ -6,11 +6,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from typing import Any, NamedTuple, Self
 
+import jax
 from jax.stages import Compiled
 
 from paged.models.loading.progress import progress
@@ -29,10 +30,12 @@ class Compiler:
 
     Args:
         processes: that trace and lower; see `Lowering`.
+        devices: that programs run on; without any, the default device.
     """
 
-    def __init__(self, processes: int = 0) -> None:
+    def __init__(self, processes: int = 0, devices: Sequence[jax.Device] = ()) -> None:
         self._lowering = Lowering(processes)
+        self._devices = devices
         self._threads = ThreadPoolExecutor(max(2, os.cpu_count() or 2))
         self._begun: dict[str, Future[_Program]] = {}
         self._context = ExitStack()
@@ -93,7 +96,7 @@ class Compiler:
             made.append(self._make(key, job))
             return made[0]
 
-        return _Program(load_or_compile(what, make), bool(made))
+        return _Program(load_or_compile(what, make, self._devices), bool(made))
 
     def _make(self, key: Key, job: Job) -> Compiled:
         lowered = self._lowering(key, job)

@@ -112,6 +112,12 @@ class EngineConfig:
         "same model; a stop writes there what the device still holds.",
     )
     kv_offloading_dir_size: float = option(64.0, "GiB that they may take there.", metavar="GIB")
+    cpu_offload_gb: float = option(
+        0.0,
+        "GiB of the device's memory to free of weights: those of as many layers as that takes live "
+        "in host memory and are copied in each step, which makes steps slow.",
+        metavar="GIB",
+    )
     block_size: int = option(16, "Tokens per KV page: 8, 16, 32, 64 or 128.")
     enable_prefix_caching: bool = option(True, "Keep and share the pages of common prefixes.")
     max_num_seqs: int | None = option(
@@ -265,6 +271,15 @@ class EngineConfig:
             raise ConfigError(
                 "--kv-offloading-size must be at least 0 and finite, in GiB, "
                 f"got {self.kv_offloading_size}"
+            )
+        if not 0 <= self.cpu_offload_gb < float("inf"):
+            raise ConfigError(
+                f"--cpu-offload-gb must be at least 0 and finite, in GiB, got {self.cpu_offload_gb}"
+            )
+        if self.cpu_offload_gb and self.tensor_parallel_size > 1:
+            raise ConfigError(
+                "--cpu-offload-gb is for one device: leave it out, or --tensor-parallel-size, "
+                f"got {self.tensor_parallel_size}"
             )
         if self.kv_offloading_size and not self.enable_prefix_caching:
             raise ConfigError(

@@ -12,10 +12,9 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, wait
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -27,7 +26,6 @@ from paged.runtime.about import StartClock
 from paged.runtime.bans import bans_of
 from paged.runtime.compiles import num_compiles
 from paged.runtime.config import EngineConfig
-from paged.runtime.cost_learner import CostLearner
 from paged.runtime.disk_pages import Fetched
 from paged.runtime.engine import load_tokenizer
 from paged.runtime.engine_state import EngineState, ProcessState, StepState
@@ -44,18 +42,19 @@ from paged.runtime.live_requests import (
     sequence_states,
 )
 from paged.runtime.messages import (
-    Candidates,
+    NO_NUMBERS,
     EngineRequest,
     EngineStats,
+    Saving,
     SequenceOutput,
 )
+from paged.runtime.pace import Pace
 from paged.runtime.plan import Row, StepPlan, TokenEvent
 from paged.runtime.runner import InFlight, SlotRequest, StepResult
-from paged.runtime.sampler import TokenLogprobs
 from paged.runtime.scheduler import Scheduler
+from paged.runtime.scores import keep_prompt_scores, scores_of
 from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits
 from paged.runtime.setup import open_disk_tier, prepare
-from paged.runtime.step_costs import Work
 from paged.runtime.step_record import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -66,16 +65,6 @@ _STUCK = (
     "no token is left to come next: bad_words, allowed_token_ids or banned_token_ids rule out all "
     "that the form of the output, if it has one, allows here"
 )
-
-
-class _Scores(NamedTuple):
-    """What news say beside tokens; entries as in `SequenceOutput`."""
-
-    logprobs: list[Candidates] | None
-    prompt_logprobs: list[Candidates] | None
-
-
-_NONE = _Scores(None, None)
 
 
 class EngineCore:
@@ -116,8 +105,7 @@ class EngineCore:
         self._refused: list[SequenceOutput] = []  # news for the next step
         self._deadlines = Deadlines()
         self._num_timeouts = 0
-        self._learner = CostLearner() if scheduling.policy == "lanes" else None
-        self._busy_since = 0.0  # since when the device has run the oldest step in flight
+        self._pace = Pace(self._scheduler, self._gate)
         self._num_guided = 0
         self._num_sequences = self._num_steps = 0
         self._prompt_tokens = self._generation_tokens = 0
@@ -155,8 +143,7 @@ class EngineCore:
         fetched = self._fetch(request)
         is_ready = compiled is None and fetched is None
         limits, bans = limits_of(request, self._eos), bans_of(request, self.vocab_size)
-        scores = None if request.params.prompt_logprobs is None else list[Candidates]()
-        live = LiveRequest(request, prompt_scores=scores)
+        live = LiveRequest.of(request)
         for index in range(request.params.n):
             guide = Guide(compiled, bans) if compiled or bans else None
             sequence = self._begin(live, index, limits, guide)
@@ -264,13 +251,21 @@ class EngineCore:
             self._disk.files.clear()
         return True
 
+    def kill(self, reason: str) -> None:
+        """Nothing: a thread cannot be ended from outside."""
+
     def close(self) -> None:
         """End everything and give the device's memory back. Idempotent."""
+        for _ in self.closing():
+            pass
+
+    def closing(self) -> Iterator[Saving]:
+        """Close, and say meanwhile how far pages have been written to disk."""
         for request_id in list(self._requests):
             self.abort(request_id)
         self._in_flight.clear()
         if self._disk is not None:
-            self._disk.close(saves_device=self._cause_of_death is None)
+            yield from self._disk.closing(saves_device=self._cause_of_death is None)
         self._cause_of_death = self._cause_of_death or "the engine was closed"
         self._grammars.close()
         self._runner.close()
@@ -355,7 +350,7 @@ class EngineCore:
         """Enqueue a step; what is read for its sake goes to the news."""
         now = time.time()
         if not self._in_flight:
-            self._busy_since = time.monotonic()
+            self._pace.begin()
         for sequence in plan.admitted:
             owner = self._owner[sequence]
             owner.live.first_scheduled = owner.live.first_scheduled or now
@@ -418,27 +413,22 @@ class EngineCore:
     def _read(self, step: InFlight) -> list[SequenceOutput]:
         result = self._record.read(step)
         now = time.monotonic()
-        self._take_time(step.plan, now - self._busy_since)
-        self._busy_since = now
+        self._pace.take(step.plan, now)
         if result.prompt_logprobs is not None:
-            self._keep_prompt_scores(step.plan, result.prompt_logprobs)
+            keep_prompt_scores(step.plan, result.prompt_logprobs, self._owner)
         events = self._scheduler.update(step.plan, result.tokens.tolist())
         self._generation_tokens += len(events)
         return [self._news(event, result, now) for event in events]
-
-    def _take_time(self, plan: StepPlan, seconds: float) -> None:
-        """Learn from what a step took how fast the queue goes, and what steps cost."""
-        if any(self._scheduler.backlog):
-            self._gate.observe(plan, self._scheduler.backlog, seconds)
-        if self._learner is not None:
-            self._learner.observe(Work.of(plan), max(seconds, 1e-6))
-            self._scheduler.costs = self._learner.costs
 
     def _news(self, event: TokenEvent, result: StepResult, now: float) -> SequenceOutput:
         sequence, reason = event.sequence, event.finish_reason
         owner = self._owner[sequence]
         live = owner.live
-        logprobs, prompt_logprobs = self._scores(owner, event, result) if owner.says_more else _NONE
+        if event.token < 0:
+            self._forget(sequence)
+            logger.error("%s ends alone: %s", live.request.request_id, NO_NUMBERS)
+            return ending(live, owner.index, "abort", NO_NUMBERS)
+        logprobs, prompt_logprobs = scores_of(owner, event, result)
         if reason is not None:
             self._forget(sequence)
         news = SequenceOutput(
@@ -471,33 +461,6 @@ class EngineCore:
             return replace(news, finish_reason="abort", error=error)
         return replace(news, finish_reason="stop", ended_by_text=True)
 
-    def _scores(self, owner: Owner, event: TokenEvent, result: StepResult) -> _Scores:
-        """Log-probabilities of the new token and, once, of the prompt, as far as asked for."""
-        live, params = owner.live, owner.live.request.params
-        logprobs, prompt_logprobs = None, None
-        if params.logprobs is not None:
-            assert result.logprobs is not None, "a step samples as its most demanding row asks"
-            logprobs = [_candidates(result.logprobs, event.row, event.token, params.logprobs)]
-        if owner.index == 0:
-            prompt_logprobs, live.prompt_scores = live.prompt_scores, None
-        return _Scores(logprobs, prompt_logprobs)
-
-    def _keep_prompt_scores(self, plan: StepPlan, scores: TokenLogprobs) -> None:
-        """File the step's prompt log-probabilities; a preempted prompt starts over."""
-        begin = 0
-        for row in plan.rows:
-            owner = self._owner.get(row.sequence)
-            live = owner.live if owner and owner.index == 0 else None
-            if live is not None and live.prompt_scores is not None:
-                top = live.request.params.prompt_logprobs or 0
-                prompt = row.sequence.prompt
-                following = prompt[row.start + 1 : row.start + 1 + row.length]
-                del live.prompt_scores[row.start :]
-                live.prompt_scores += [
-                    _candidates(scores, begin + i, token, top) for i, token in enumerate(following)
-                ]
-            begin += row.length
-
     def _forget(self, sequence: Sequence) -> None:
         owner = self._owner.pop(sequence)
         self._num_guided -= owner.guide is not None
@@ -525,13 +488,3 @@ class EngineCore:
         self._deadlines.clear()
         self._num_guided = 0
         return ended
-
-
-def _candidates(scores: TokenLogprobs, position: int, token: int, top: int) -> Candidates:
-    return Candidates(
-        token=token,
-        logprob=float(scores.logprob[position]),
-        rank=int(scores.rank[position]),
-        top_tokens=scores.top_token[position, :top].tolist(),
-        top_logprobs=scores.top_logprob[position, :top].tolist(),
-    )

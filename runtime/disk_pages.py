@@ -3,7 +3,8 @@
 A folder holds the pages of one model, whose weights, shapes and source name it. What goes to host
 memory is written here too, by a thread, and nobody waits for it: where more comes than the disk
 takes, some is left out. A file is a digest and what it is of, under a name that is the hash of the
-tokens; whatever is not as it should be counts as not there.
+tokens; whatever is not as it should be counts as not there. A file gets its name when it is whole:
+whoever ends the process in the middle leaves no other.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from threading import BoundedSemaphore, Lock
+from threading import Condition, Lock
 from typing import Any
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.cache import PageContent
+from paged.cache import PageStack
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,8 @@ class DiskPages:
     Attributes:
         max_pages: that there is room for.
         seconds_per_page: what reading takes, as measured at the start and since.
+        seconds_to_write: what writing a page takes, as measured at the start.
+        num_waiting: pages that wait to be written.
         num_read: pages that were read.
         num_left_out: pages that the disk was too slow to take.
     """
@@ -74,14 +77,15 @@ class DiskPages:
         self._page = page
         self._bytes = _DIGEST_BYTES + sum(part.size * part.dtype.itemsize for part in page)
         self.max_pages = max_bytes // self._bytes
-        self.num_read = self.num_left_out = 0
+        self.num_read = self.num_left_out = self.num_waiting = 0
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts can be read out of pages
-        self.seconds_per_page = self._measure()
+        self.seconds_to_write, self.seconds_per_page = self._measure()
         self._lock = Lock()
         self._num_clears = 0
         self._fails = False  # the last write
         self._known = OrderedDict.fromkeys(self._find())  # least recently used first
-        self._room = BoundedSemaphore(_MOST_WAITING)
+        self._room = Condition()
+        self._is_closed = False
         self._writer = ThreadPoolExecutor(1, "paged-disk-writer")
         self._readers = ThreadPoolExecutor(_READERS, "paged-disk-reader")
 
@@ -91,18 +95,23 @@ class DiskPages:
     def __contains__(self, page_hash: bytes) -> bool:
         return page_hash in self._known
 
-    def write(self, page_hash: bytes, arrays: PageContent, *, wait: bool = False) -> None:
-        """Have a page written, if it is not here yet.
+    def write(self, page_hashes: Sequence[bytes], stack: PageStack, *, seconds: float = 0) -> None:
+        """Have pages written that are not here yet.
 
         Args:
-            wait: until the disk takes it; else it may be left out.
+            stack: their content, a row each.
+            seconds: to wait for each that the disk does not take yet; after that it is left out.
         """
-        if page_hash in self._known:
-            self._use(page_hash)
-        elif self._room.acquire(blocking=wait):
-            self._writer.submit(self._write, page_hash, arrays, self._num_clears)
-        else:
-            self.num_left_out += 1
+        missing = {}
+        for row, page_hash in enumerate(page_hashes):
+            if page_hash in self._known:
+                self._use(page_hash)
+            elif self._take_room(seconds):
+                missing[row] = page_hash
+            else:
+                self.num_left_out += 1
+        if missing:
+            self._writer.submit(self._write_all, missing, stack, self._num_clears)
 
     def fetch(self, page_hashes: Sequence[bytes]) -> Fetched:
         """Have pages read; those that cannot be are left out."""
@@ -116,10 +125,15 @@ class DiskPages:
             self._num_clears += 1
         self._writer.submit(self._remove, forgotten)
 
-    def close(self) -> None:
-        """Write what waits to be written."""
+    def close(self, seconds: float | None = None) -> None:
+        """Write what waits to be written; what is not in so many seconds is left out."""
         self._readers.shutdown(cancel_futures=True)
-        self._writer.shutdown()
+        with self._room:
+            done = self._room.wait_for(lambda: not self.num_waiting, seconds)
+        self._is_closed = True
+        self._writer.shutdown(cancel_futures=not done)
+        self.num_left_out += self.num_waiting
+        self.num_waiting = 0
 
     def _find(self) -> Iterator[bytes]:
         """Hashes of the pages in the folder, least recently used first.
@@ -139,21 +153,31 @@ class DiskPages:
         if num_foreign:
             logger.warning("Ignored %d files in %s that are no pages", num_foreign, self._folder)
 
-    def _measure(self) -> float:
-        """Seconds that a page takes to be read, from the disk and not from the system's cache."""
+    def _measure(self) -> tuple[float, float]:
+        """Seconds that a page takes to be written and to be read: by the disk, no cache of it."""
         path = self._folder / f"{secrets.token_hex(8)}.measured"
         count = max(_MEASURED_BYTES // self._bytes, 1)
         try:
+            started = time.perf_counter()
             path.write_bytes(bytes(count * self._bytes))
             with path.open("rb") as file:
                 os.fsync(file.fileno())
+                written = (time.perf_counter() - started) / count
                 if sys.platform == "linux":
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 started = time.perf_counter()
                 file.read()
-                return (time.perf_counter() - started) / count
+                return written, (time.perf_counter() - started) / count
         finally:
             path.unlink(missing_ok=True)
+
+    def _take_room(self, seconds: float) -> bool:
+        """Count a page among those that wait; False if there are too many of them for so long."""
+        with self._room:
+            if not self._room.wait_for(lambda: self.num_waiting < _MOST_WAITING, seconds):
+                return False
+            self.num_waiting += 1
+            return True
 
     def _path(self, page_hash: bytes) -> Path:
         return self._folder / f"{page_hash.hex()}{_ENDING}"
@@ -167,11 +191,27 @@ class DiskPages:
         for page_hash in page_hashes:
             self._path(page_hash).unlink(missing_ok=True)
 
-    def _write(self, page_hash: bytes, arrays: PageContent, num_clears: int) -> None:
+    def _write_all(self, page_hashes: dict[int, bytes], stack: PageStack, num_clears: int) -> None:
+        """Write the rows of a stack that are wanted."""
+        try:
+            parts = [np.asarray(_borrowed(part)) for part in stack]
+        except Exception:  # the device's, of a step that failed
+            logger.exception("%d pages were not written", len(page_hashes))
+            parts = []
+        for row, page_hash in page_hashes.items():
+            if self._is_closed:
+                break
+            if parts:
+                self._write(page_hash, [part[row] for part in parts], num_clears)
+            with self._room:
+                self.num_waiting -= 1
+                self._room.notify_all()
+
+    def _write(self, page_hash: bytes, arrays: list[NDArray[Any]], num_clears: int) -> None:
         path = self._path(page_hash)
         unfinished = path.with_suffix(f".{secrets.token_hex(8)}")
         try:
-            body = b"".join(np.asarray(array).tobytes() for array in arrays)
+            body = b"".join(array.tobytes() for array in arrays)
             unfinished.write_bytes(_digest(page_hash, body) + body)
             with self._lock:
                 if num_clears == self._num_clears:
@@ -183,11 +223,8 @@ class DiskPages:
             # Once, and not again for each of the thousands that a full disk does not take.
             logger.log(logging.DEBUG if self._fails else logging.WARNING, _NOT_WRITTEN, path, error)
             self._fails = True
-        except Exception:  # the device's, of a step that failed
-            logger.exception("%s was not written", path)
         finally:
             unfinished.unlink(missing_ok=True)
-            self._room.release()
 
     def _forget_oldest(self) -> None:
         while len(self._known) > self.max_pages:
@@ -230,6 +267,12 @@ class DiskPages:
         for part in self._page:
             yield np.frombuffer(file, part.dtype, part.size, offset).reshape(part.shape)
             offset += part.size * part.dtype.itemsize
+
+
+def _borrowed(array: jax.Array) -> jax.Array:
+    """The same memory. Of the array itself, once read, JAX would keep a copy while it lives."""
+    shards = [shard.data for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:

@@ -6,17 +6,30 @@ requests go on meanwhile. It becomes host pages, where the scheduler finds it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
+from paged.cache import PageStack
 from paged.groups import Windows
 from paged.hits import find_prefix, find_tables
+from paged.host_pages import STACK_SIZE, PageMove
 from paged.pool import PagePool, of_group
 from paged.prefix import extend_hashes
 from paged.runtime.disk_pages import DiskPages, Fetched, FoundPage
 from paged.runtime.load_costs import LoadCosts
+from paged.runtime.messages import Saving
 from paged.runtime.runner import StepRunner
+
+logger = logging.getLogger(__name__)
+
+# Seconds that a stop takes for pages: so many times what the disk was measured to take, within
+# bounds. Whoever waits for the process waits as long.
+_PATIENCE = 2.0
+_SHORTEST_STOP, _LONGEST_STOP = 5.0, 60.0
+_BETWEEN_LINES = 2.0
+_BETWEEN_LOOKS = 0.05
 
 
 class DiskTier:
@@ -63,21 +76,55 @@ class DiskTier:
 
     def take_in(self, found: list[FoundPage]) -> None:
         """Keep in host memory what was read."""
-        for page_hash, arrays in found:
-            host_page = self._pool.host.take(page_hash)
-            if host_page is not None:
-                self._runner.host.put(host_page, arrays)
+        taken = [(self._pool.host.take(page_hash), arrays) for page_hash, arrays in found]
+        kept = {page: arrays for page, arrays in taken if page is not None}
+        self._runner.host.put(list(kept), list(kept.values()))
 
-    def close(self, *, saves_device: bool) -> None:
+    def closing(self, *, saves_device: bool) -> Iterator[Saving]:
         """Write what waits to be written, and what the device still holds if that is wanted.
 
-        What was used last goes first: whoever waits for this process may lose patience.
+        It takes no longer than it says at first; what is not written by then is left out. What was
+        used last goes first: whoever waits for this process may lose patience.
         """
-        if saves_device:
-            self._runner.host.on_save = partial(self.files.write, wait=True)
-            self._pool.release(self._pool.allocate(self._pool.num_available))
-            self._runner.move(self._pool.take_moves()[::-1][: self.files.max_pages])
-        self.files.close()
+        moves = self._moves_off_the_device() if saves_device else []
+        num_pages, left_out = len(moves) + self.files.num_waiting, self.files.num_left_out
+        seconds = _PATIENCE * num_pages * self.files.seconds_to_write
+        seconds = min(max(seconds, _SHORTEST_STOP), _LONGEST_STOP)
+        until = time.monotonic() + seconds
+        if num_pages:
+            logger.info("Writing %d KV pages to disk, for %.0f s at most", num_pages, seconds)
+        for num_left in self._save(moves, until):
+            left = max(until - time.monotonic(), 0)
+            yield Saving(num_pages - num_left, num_pages, left)
+        self.files.close(max(until - time.monotonic(), 0))
+        if num_missing := self.files.num_left_out - left_out:
+            logger.warning("The stop left out %d of them: no time was left", num_missing)
+
+    def _moves_off_the_device(self) -> list[PageMove]:
+        """Those of all that is cached there, used last first, as far as the disk has room."""
+        self._pool.release(self._pool.allocate(self._pool.num_available))
+        moves = [move for move in self._pool.take_moves() if move.to_host]
+        return moves[::-1][: self.files.max_pages]
+
+    def _save(self, moves: list[PageMove], until: float) -> Iterator[int]:
+        """Give pages to the writer until a time, and wait for it; how many are left meanwhile."""
+
+        def write(page_hashes: Sequence[bytes], stack: PageStack) -> None:
+            self.files.write(page_hashes, stack, seconds=max(until - time.monotonic(), 0))
+
+        self._runner.host.on_save = write
+        told = time.monotonic()
+        while (moves or self.files.num_waiting) and time.monotonic() < until:
+            part, moves = moves[:STACK_SIZE], moves[STACK_SIZE:]
+            self._runner.move(tuple(part))
+            num_left = len(moves) + self.files.num_waiting
+            yield num_left
+            if time.monotonic() > told + _BETWEEN_LINES:
+                told = time.monotonic()
+                logger.info("%d KV pages are left to be written to disk", num_left)
+            if not part:
+                time.sleep(_BETWEEN_LOOKS)
+        self.files.num_left_out += len(moves)
 
     def _find(self, page_hash: bytes, group: int) -> int | None:
         page = self._pool.find(page_hash, group, on_host=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -46,6 +47,9 @@ class Core(Protocol):
         """Have a close look at the engine delivered, here or in a later `step`."""
 
     def reset_prefix_cache(self) -> bool: ...
+    def kill(self, reason: str) -> None:
+        """Die, even in the middle of a step, if that can be done; called from any thread."""
+
     def close(self) -> None: ...
 
 
@@ -123,6 +127,10 @@ class Engine:
         """Forget all cached pages; False, and nothing done, while requests use pages."""
         return self._core.reset_prefix_cache()
 
+    def kill(self, reason: str) -> None:
+        """Have a core die that hangs, if that can be done; from any thread."""
+        self._core.kill(reason)
+
     def close(self) -> None:
         """End everything and free the device's memory. Idempotent."""
         self._core.close()
@@ -189,6 +197,17 @@ def load_engine(
     )
     about = About(core.memory, core.startup, cache_settings(config, core.memory))
     return Engine(core, front, about)
+
+
+def load_again(
+    config: EngineConfig, front: Front, make_core: Callable[[EngineConfig], LoadedCore] | None
+) -> Engine:
+    """Another engine after one with this front whose core, in another process, has died.
+
+    Raises as `load_engine`, and whatever `make_core` raises.
+    """
+    core = (make_core or RemoteCore)(config)
+    return Engine(core, replace(front, max_model_len=core.max_model_len))
 
 
 def find_model(config: EngineConfig) -> ModelSource:

@@ -16,19 +16,23 @@ import select
 import socket
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
+from paged.models.reports import reports_to
 from paged.runtime.clients import Client, Clients
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import LoadedCore, find_model
 from paged.runtime.errors import EngineDead
 from paged.runtime.logs import log_to_stderr
+from paged.runtime.messages import Saving
 from paged.runtime.wire import (
     Abort,
     Add,
     Channel,
+    Closing,
     Failed,
+    Loading,
     Look,
     Looked,
     Ready,
@@ -41,14 +45,22 @@ from paged.runtime.wire import (
 logger = logging.getLogger(__name__)
 
 
-def main(descriptor: int, make_core: Callable[[EngineConfig], LoadedCore]) -> int:
+class ServedCore(LoadedCore, Protocol):
+    """A core that an engine process serves."""
+
+    def closing(self) -> Iterable[Saving]:
+        """Close, and say meanwhile how far pages have been written to disk."""
+        ...
+
+
+def main(descriptor: int, make_core: Callable[[EngineConfig], ServedCore]) -> int:
     """Make a core as the first message says and serve it; returns the exit status."""
 
-    def load(start: Start) -> tuple[LoadedCore, socket.socket | None]:
+    def load(start: Start) -> tuple[ServedCore, socket.socket | None]:
         door = None if start.door is None else socket.socket(fileno=start.door)
         return make_core(start.config), door
 
-    def serve(loaded: tuple[LoadedCore, socket.socket | None], channel: Channel) -> None:
+    def serve(loaded: tuple[ServedCore, socket.socket | None], channel: Channel) -> None:
         core, door = loaded
         _serve(core, Clients(channel, door))
 
@@ -75,7 +87,9 @@ def serve_model[T](
         start = _receive_start(channel)
         how = start.log_format
         log_to_stderr(start.log_level, "paged", about=start.about, log_format=how)
-        serve(load(start), channel)
+        with reports_to(lambda news: channel.send(Loading(*news))):
+            loaded = load(start)
+        serve(loaded, channel)
     except Exception as error:
         channel.send(_last_words(error))
         channel.flush()
@@ -98,20 +112,22 @@ def _receive_start(channel: Channel) -> Start:
     return messages[0]
 
 
-def _serve(core: LoadedCore, clients: Clients) -> None:
+def _serve(core: ServedCore, clients: Clients) -> None:
     """Step until the first client leaves. Raises EngineDead when the core dies."""
     facts = (core.max_model_len, core.vocab_size, core.memory)
     ready = Ready(*facts, core.stats(), core.startup)
     clients.first.channel.send(ready)
     while True:
-        for client in clients.heard(wait=not core.has_work):
+        was_idle = not core.has_work
+        for client in clients.heard(wait=was_idle):
             try:
                 messages = client.channel.receive(wait=False)
             except EOFError:
                 for request_id in clients.leave(client):
                     core.abort(request_id)
                 if client is clients.first:
-                    core.close()
+                    for saving in core.closing():
+                        client.channel.send(Closing(saving.seconds_left))
                     return
                 continue
             for message in messages:
@@ -119,8 +135,11 @@ def _serve(core: LoadedCore, clients: Clients) -> None:
                     client.channel.send(ready)
                 else:
                     _take(core, clients, client, message)
+        if was_idle and core.has_work and clients.are_several:
+            # The first is to know that a step is waited for, if only by another client.
+            clients.tell([], core.stats(), everybody=True)
         outputs = core.step() if core.has_work else []
-        clients.tell(outputs, core.stats(), idle=not core.has_work)
+        clients.tell(outputs, core.stats(), everybody=not core.has_work)
         if any(item.finish_reason == "error" for item in outputs):
             core.step()  # raises what the core died of
 
@@ -153,7 +172,7 @@ def _last_words(error: Exception) -> Failed:
     return Failed.of(EngineDead(f"the engine stopped: {type(error).__name__}: {error}"))
 
 
-def load_core(config: EngineConfig) -> LoadedCore:
+def load_core(config: EngineConfig) -> ServedCore:
     """The core of a model, loaded and compiled."""
     # Here, so that the watcher runs before the seconds that importing JAX takes.
     from paged.runtime.core import EngineCore

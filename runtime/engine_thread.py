@@ -12,6 +12,7 @@ import logging
 import os
 import select
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -19,6 +20,8 @@ from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
+
+from msgspec.structs import replace
 
 from paged.runtime.engine import Engine
 from paged.runtime.errors import EngineDead
@@ -77,11 +80,14 @@ class EngineThread:
     Attributes:
         stats: as of the last step.
         dead_error: what the engine died of; None while it lives and after a shutdown.
+        front: the engine's.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.stats = engine.stats()
         self.dead_error: EngineDead | None = None
+        self.front = engine.front
+        self._last_news = time.monotonic()
         self._engine = engine
         self._streams: dict[str, Stream] = {}
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -98,6 +104,16 @@ class EngineThread:
     @property
     def is_running(self) -> bool:
         return self._closed is None
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last news of a step, while requests wait for one, whosever; else 0."""
+        is_busy = self._streams or self.stats.num_running or self.stats.num_waiting
+        return time.monotonic() - self._last_news if is_busy else 0.0
+
+    def kill(self, reason: str) -> None:
+        """Have the engine die, though it hangs; see `RemoteCore.kill`."""
+        self._engine.kill(reason)
 
     def check_running(self) -> None:
         """Raises EngineDead if the engine was shut down or has died."""
@@ -167,7 +183,10 @@ class EngineThread:
             if not engine.has_work:
                 awaited.poll()
             self._make_calls()
-            outputs = engine.step() if engine.has_work and not self._stopping else []
+            outputs = []
+            if engine.has_work and not self._stopping:
+                outputs = engine.step()
+                self._last_news = time.monotonic()
             self.stats = engine.stats()
             self._deliver(outputs)
         self._deliver(engine.abort(engine.request_ids))
@@ -175,6 +194,7 @@ class EngineThread:
     def _close(self, reason: str) -> None:
         with self._gate:
             self._closed = reason
+        self.stats = replace(self.stats, num_running=0, num_waiting=0, kv_cache_usage=0)
         self._make_calls()
         os.close(self._bell)
         self._send((stream, EngineDead(reason)) for stream in self._streams.values())
@@ -196,6 +216,8 @@ class EngineThread:
         except Exception as error:  # whatever is wrong with one request ends that one alone
             self._send([(stream, error)])
         else:
+            if not self.silence:
+                self._last_news = time.monotonic()
             self._streams[stream.request_id] = stream
 
     def _leave(self, stream: Stream) -> None:

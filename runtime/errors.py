@@ -8,6 +8,7 @@ __all__ = [
     "ConfigError",
     "DeadlineExceeded",
     "EngineDead",
+    "EngineRestarting",
     "InvalidRequest",
     "Overloaded",
     "Unsupported",
@@ -50,3 +51,7 @@ class DeadlineExceeded(RuntimeError):
 
 class EngineDead(RuntimeError):
     """The engine stopped after an error in a step; the message carries its cause."""
+
+
+class EngineRestarting(EngineDead):
+    """The engine stopped, and another one is being started in its place."""

@@ -18,9 +18,14 @@ def fingerprint(params: object, what: object) -> str:
         what: all else that matters; its `repr` must tell it from every other.
     """
     leaves = jax.tree.leaves(params)
-    sums = [np.asarray(_checksum(leaf)).tobytes() for leaf in leaves]
+    sums = [np.asarray(_checksum(_on_device(leaf))).tobytes() for leaf in leaves]
     described = repr((what, [(leaf.shape, leaf.dtype) for leaf in leaves]))
     return blake2b(b"".join(sums) + described.encode(), digest_size=16).hexdigest()
+
+
+def _on_device(leaf: jax.Array) -> jax.Array:
+    """The array itself, or a copy of one that lives in host memory."""
+    return jax.device_put(leaf, leaf.sharding.with_memory_kind("device"))
 
 
 @jax.jit

@@ -1,9 +1,13 @@
 """Host pages: what they hold, and the way there and back.
 
-What a host page holds is an array in pinned memory that nothing writes to again, so that nobody has
-to wait for anybody: a page is read into an array of its own and copied from there while the next
-steps run, and one that is loaded before its copy has arrived comes when it has. Only if more is on
-its way than the device has room for does a move wait for earlier ones.
+Pages that go together are read into one array on the device, which is copied to pinned memory in
+one transfer while the next steps run; each array costs the engine's thread about as much as its
+bytes cost the bus. Nothing writes to such an array again, so nobody has to wait for anybody: pages
+that are loaded before their copy has arrived come when it has. Only if more is on its way than the
+device has room for does a move wait for earlier ones.
+
+An array never holds pages of two stacks of `HostPages`, and is let go when its stack was filled
+anew: so host memory holds little more than what is counted.
 """
 
 from __future__ import annotations
@@ -13,48 +17,67 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Sharding
 from numpy.typing import NDArray
 
-from paged.cache import PageContent, PagedKVCache
-from paged.host_pages import PageMove
+from paged.cache import PagedKVCache, PageStack
+from paged.host_pages import STACK_SIZE, PageMove
+from paged.models.weights import PINNED
 from paged.pool import NULL_PAGE
 from paged.runtime.errors import ConfigError
 from paged.runtime.memory import size_text
 from paged.runtime.programs import Programs
-from paged.runtime.steps import MOVE_SIZES, StepShapes
+from paged.runtime.steps import MOVE_SHAPES, MOVE_SIZES, MOVES_AT_ONCE, StepShapes
 
 _RESERVED_AT_ONCE = 2**30
 _REPEATS = 5
+
+
+class _Place(NamedTuple):
+    """Where the content of a host page is."""
+
+    stack: PageStack
+    row: int
+
+
+class _Load(NamedTuple):
+    """Rows of a stack, and the pages that they are written to."""
+
+    stack: PageStack
+    targets: dict[int, int]
+
+    @property
+    def size(self) -> int:
+        return len(self.stack[0])
 
 
 class HostStore:
     """Holds the content of host pages; moves are enqueued like steps.
 
     Attributes:
-        on_save: told the hash and the content of each page that goes to the host.
+        on_save: told the hashes and the content of pages that go to the host.
     """
 
     def __init__(self, shapes: StepShapes, programs: Programs, sharding: Sharding) -> None:
         """Take the memory.
 
         Args:
-            sharding: of the pages on the device.
+            sharding: of the pages, if they are all on one device.
         """
         self._programs = programs
         self._num_pages = shapes.cache.num_pages
         self._room = shapes.transit_room
-        self._device = sharding
-        self._host = sharding.with_memory_kind("pinned_host")
-        self._contents: list[PageContent] = [()] * shapes.num_host_pages
+        self._device = shapes.placement.spread_stacks or sharding
+        self._host = self._device.with_memory_kind(PINNED)
+        self._places: dict[int, _Place] = {}
         self._in_transit: deque[tuple[int, jax.Array]] = deque()
         self._num_moving = 0
-        self.on_save: Callable[[bytes, PageContent], None] = lambda page_hash, content: None
-        self._copied = shapes.placement.copied_to("pinned_host") or self._host
+        self.on_save: Callable[[Sequence[bytes], PageStack], None] = lambda hashes, stack: None
+        self._copied = shapes.placement.copied_to(PINNED) or self._host
         if jax.default_backend() != "cpu":
             self._reserve(
                 shapes.num_host_pages * shapes.cache.bytes_per_page,
@@ -64,28 +87,28 @@ class HostStore:
     def move(self, cache: PagedKVCache, moves: Sequence[PageMove]) -> PagedKVCache:
         """Enqueue moves, in their order. The cache is donated."""
         for to_host, alike in groupby(moves, key=lambda move: move.to_host):
-            for part in _parts(list(alike)):
-                self._make_room(len(part))
-                if to_host:
-                    self._save(cache, part)
-                else:
-                    cache = self._load(cache, part)
+            if to_host:
+                self._save(cache, list(alike))
+            else:
+                cache = self._load(cache, list(alike))
         return cache
 
-    def put(self, host_page: int, content: tuple[NDArray[Any], ...]) -> None:
-        """Fill a host page from elsewhere."""
-        self._contents[host_page] = jax.device_put(content, self._host)
+    def put(self, host_pages: Sequence[int], contents: Sequence[tuple[NDArray[Any], ...]]) -> None:
+        """Fill host pages from elsewhere."""
+        for pages in _together(host_pages):
+            part, contents = contents[: len(pages)], contents[len(pages) :]
+            stack = tuple(np.stack(arrays) for arrays in zip(*part, strict=True))
+            self._keep(pages, jax.device_put(stack, self._host))
 
     def time_loads(self, cache: PagedKVCache) -> tuple[PagedKVCache, list[float]]:
         """Seconds to load 1 page, and as many as go at once. The cache is donated."""
         seconds = []
-        for count in (1, MOVE_SIZES[-1]):
-            read = self._read(cache, [NULL_PAGE] * count)
-            contents = list(jax.block_until_ready(jax.device_put(read, self._host)))
+        for shape in (MOVE_SHAPES[0], MOVE_SHAPES[-1]):
+            kept = jax.block_until_ready(self._read(cache, np.full(shape, NULL_PAGE, np.int32)))
             times = []
             for _ in range(_REPEATS):
                 started = time.perf_counter()
-                cache, done = self._write(cache, [], contents)
+                cache, done = self._write(cache, [_Load(stack, {}) for stack in kept])
                 done.block_until_ready()
                 times.append(time.perf_counter() - started)
             seconds.append(min(times))
@@ -93,42 +116,54 @@ class HostStore:
 
     def close(self) -> None:
         """Give the memory back."""
-        self._contents = []
+        self._places.clear()
         self._in_transit.clear()
 
     def _save(self, cache: PagedKVCache, moves: list[PageMove]) -> None:
-        read = self._read(cache, [move.page for move in moves])
-        kept = jax.device_put(read, self._host)
-        for move, content in zip(moves, kept, strict=True):
-            self._contents[move.host_page] = content
-            self.on_save(move.page_hash, content)
-        self._send(len(moves), kept[-1][-1])
+        for parts in _at_once([*_together([move.host_page for move in moves])]):
+            count, size = len(parts), len(parts[0])
+            taken, moves = moves[: count * size], moves[count * size :]
+            self._make_room(len(taken))
+            source = np.array([move.page for move in taken], np.int32).reshape(count, size)
+            stacks = self._read(cache, source)
+            hashes = [move.page_hash for move in taken]
+            for number, (host_pages, stack) in enumerate(zip(parts, stacks, strict=True)):
+                self._keep(host_pages, stack)
+                self.on_save(hashes[number * size :][:size], stack)
+            self._send(len(taken), stacks[-1][-1])
 
     def _load(self, cache: PagedKVCache, moves: list[PageMove]) -> PagedKVCache:
-        contents = [self._contents[move.host_page] for move in moves]
-        cache, done = self._write(cache, [move.page for move in moves], contents)
-        self._send(len(moves), done)
+        # Of two loads into a page, for a sequence that came and went meanwhile, the later counts.
+        sources = {move.page: self._places[move.host_page] for move in moves}
+        for parts in _at_once(sorted(_loads(sources), key=_size_of)):
+            size = len(parts) * _size_of(parts[0])
+            self._make_room(size)
+            cache, done = self._write(cache, parts)
+            self._send(size, done)
         return cache
 
-    def _read(self, cache: PagedKVCache, pages: list[int]) -> tuple[PageContent, ...]:
-        size = _size(len(pages))
-        source = np.full(size, NULL_PAGE, np.int32)
-        source[: len(pages)] = pages
-        contents: tuple[PageContent, ...] = self._programs["read_pages", size](cache, source)
-        return contents[: len(pages)]
+    def _keep(self, host_pages: Sequence[int], stack: PageStack) -> None:
+        for row, page in enumerate(host_pages):
+            self._places[page] = _Place(stack, row)
 
-    def _write(
-        self, cache: PagedKVCache, pages: list[int], contents: list[PageContent]
-    ) -> tuple[PagedKVCache, jax.Array]:
-        """Write contents to pages; those beyond them are transferred and dropped."""
-        size = _size(len(contents))
+    def _read(self, cache: PagedKVCache, source: NDArray[np.int32]) -> tuple[PageStack, ...]:
+        """What pages hold, on its way to the host: a stack for each row of them."""
+        stacks = self._programs["read_pages", *source.shape](cache, source)
+        kept: tuple[PageStack, ...] = jax.device_put(stacks, self._host)
+        return kept
+
+    def _write(self, cache: PagedKVCache, loads: Sequence[_Load]) -> tuple[PagedKVCache, jax.Array]:
+        """Write rows of stacks of one size to pages; the others are transferred and dropped."""
+        shape = len(loads), loads[0].size
         # Padding targets lie beyond the pages and differ.
-        target: NDArray[np.int32] = self._num_pages + np.arange(size, dtype=np.int32)
-        target[: len(pages)] = pages
-        sent = jax.device_put(contents, self._device)
-        padded = (*sent, *[sent[0]] * (size - len(sent)))
+        beyond = self._num_pages + np.arange(shape[0] * shape[1], dtype=np.int32)
+        target: NDArray[np.int32] = beyond.reshape(shape)
+        for number, load in enumerate(loads):
+            for row, page in load.targets.items():
+                target[number, row] = page
+        sent = jax.device_put(tuple(load.stack for load in loads), self._device)
         written: tuple[PagedKVCache, jax.Array]
-        written = self._programs["write_pages", size](cache, target, padded)
+        written = self._programs["write_pages", *shape](cache, target, sent)
         return written
 
     def _make_room(self, count: int) -> None:
@@ -161,12 +196,42 @@ class HostStore:
             ) from error
 
 
-def _size(count: int) -> int:
-    """The smallest program that takes so many pages."""
-    return next(size for size in MOVE_SIZES if size >= count)
+def _together(host_pages: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Cut a list into what moves as one array: of one stack, and as many as a program takes."""
+    start = 0
+    while start < len(host_pages):
+        stack = host_pages[start] // STACK_SIZE
+        most = [page // STACK_SIZE == stack for page in host_pages[start : start + MOVE_SIZES[-1]]]
+        count = most.index(False) if False in most else len(most)
+        count = max(size for size in MOVE_SIZES if size <= count)
+        yield host_pages[start : start + count]
+        start += count
 
 
-def _parts(moves: list[PageMove]) -> Iterator[list[PageMove]]:
-    most = MOVE_SIZES[-1]
-    for start in range(0, len(moves), most):
-        yield moves[start : start + most]
+def _loads(sources: dict[int, _Place]) -> list[_Load]:
+    """What is to be loaded into pages, stack by stack."""
+    loads: list[_Load] = []
+    last: dict[int, _Load] = {}
+    for page, (stack, row) in sources.items():
+        load = last.get(id(stack))
+        if load is None or row in load.targets:  # a row goes to one page at a time
+            load = last[id(stack)] = _Load(stack, {})
+            loads.append(load)
+        load.targets[row] = page
+    return loads
+
+
+def _at_once[T: Sequence[int] | _Load](parts: list[T]) -> Iterator[list[T]]:
+    """Cut a list into what moves in one call: one part, or some of the largest size."""
+    for size, alike in groupby(parts, key=_size_of):
+        left = list(alike)
+        most = MOVES_AT_ONCE if size == STACK_SIZE else 1
+        while left:
+            count = most if len(left) >= most else 1
+            yield left[:count]
+            left = left[count:]
+
+
+def _size_of(part: Sequence[int] | _Load) -> int:
+    """Pages in it."""
+    return part.size if isinstance(part, _Load) else len(part)

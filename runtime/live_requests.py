@@ -28,6 +28,12 @@ class LiveRequest:
     first_scheduled: float | None = None
     prompt_scores: list[Candidates] | None = None
 
+    @classmethod
+    def of(cls, request: EngineRequest) -> LiveRequest:
+        """A new one, without sequences yet."""
+        asked = request.params.prompt_logprobs is not None
+        return cls(request, prompt_scores=[] if asked else None)
+
 
 @dataclass(frozen=True)
 class Owner:

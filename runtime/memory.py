@@ -28,6 +28,7 @@ class MemoryPlan:
         pages_per_sequence: pages that one holds at its end, in all groups of layers.
         num_host_pages: pages in host memory.
         transit: for pages on their way from and to the host.
+        weights_on_host: parameters in host memory, which are no part of `weights`.
         num_devices: that share the model. All have the same pages, of their own heads.
     """
 
@@ -42,6 +43,7 @@ class MemoryPlan:
     pages_per_sequence: int
     num_host_pages: int = 0
     transit: int = 0
+    weights_on_host: int = 0
     num_devices: int = 1
 
     @property
@@ -87,6 +89,8 @@ class MemoryPlan:
             f"Maximum concurrency for {self.max_model_len:,} tokens per request: "
             f"{self.num_full_sequences:.2f}x",
         ]
+        if self.weights_on_host:
+            lines.append(f"Weights in host memory: {size_text(self.weights_on_host)}")
         if self.num_host_pages:
             host = size_text(self.num_host_pages * self.bytes_per_page * self.num_devices)
             lines.append(f"Host KV cache size: {self.num_host_tokens:,} tokens ({host})")
@@ -193,6 +197,7 @@ def check_host_memory(plan: MemoryPlan, available: int | None) -> None:
     """
     # A CPU's devices are one, however many it is told to be.
     weights, state = plan.weights * plan.num_devices, plan.state * plan.num_devices
+    weights += plan.weights_on_host
     num_pages = (plan.num_pages + plan.num_host_pages) * plan.num_devices
     pages = num_pages * plan.bytes_per_page
     if available is None or weights + state + pages <= available:

@@ -7,9 +7,14 @@ come by the hundred travel without the names of their fields.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from paged.runtime.sampling_params import SamplingParams
+
+NO_NUMBERS = "the model's scores for the next token are no numbers (NaN or infinite)"
+"""The error of a sequence that ends because of it, and ends alone."""
 
 
 class Terms(msgspec.Struct, frozen=True, array_like=True):
@@ -125,6 +130,19 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     refusal: Refusal | None = None
 
 
+class Saving(NamedTuple):
+    """How far a stop has come with the pages that it writes to disk.
+
+    Attributes:
+        num_done, num_pages: those that it has written, and all.
+        seconds_left: after which it gives up.
+    """
+
+    num_done: int
+    num_pages: int
+    seconds_left: float
+
+
 class Distribution(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Values counted by size; see `paged.runtime.step_record` for the bounds.
 
@@ -186,6 +204,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
         num_running_long, num_waiting_long: those of the sequences that are in that lane.
         refused: counters, requests that were not taken, by cause.
         num_timeouts: counter, requests whose deadline passed while they waited or ran.
+        num_restarts: counter, engines that have followed one that died, after which the other
+            counters begin at 0.
     """
 
     num_running: int = 0
@@ -226,3 +246,4 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     num_waiting_long: int = 0
     refused: dict[str, int] = {}
     num_timeouts: int = 0
+    num_restarts: int = 0

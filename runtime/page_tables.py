@@ -250,6 +250,11 @@ class PageTables:
             if (page := table[num_full]) != NULL_PAGE:  # a window may have passed by on its way
                 self._pool.register(page, name, group, partial=True)
 
+    def forget(self, sequence: Sequence) -> None:
+        """Let nobody find its pages, now or when they are released: they are not to be trusted."""
+        self._pool.forget(_entry_by_entry(sequence.page_tables))
+        sequence.num_computed = 0
+
     def release(self, sequence: Sequence) -> None:
         """Give all its pages back."""
         self._register_part(sequence)

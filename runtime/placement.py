@@ -52,8 +52,18 @@ class Placement:
 
     @property
     def pages(self) -> PartitionSpec:
-        """Of pages, and of what is read from them: heads are shared out, latents copied."""
+        """Of pages: heads are shared out, latents copied."""
         return COPIED if self.latents else PartitionSpec(None, None, TENSOR)
+
+    @property
+    def stacks(self) -> PartitionSpec:
+        """Of what is read from pages, which has an axis more."""
+        return COPIED if self.latents else PartitionSpec(None, *self.pages)
+
+    @property
+    def spread_stacks(self) -> Sharding | None:
+        """How it lies on all devices; None for one."""
+        return None if self.mesh is None else NamedSharding(self.mesh, self.stacks)
 
     def job(
         self,

@@ -82,7 +82,7 @@ class TokenEvent(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         sequence: whose token.
         row: index of the row in its plan.
-        token: the new output token.
+        token: the new output token; negative if it ended with an error instead.
         finish_reason: set if this token ended the sequence.
     """
 

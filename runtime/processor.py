@@ -12,7 +12,13 @@ from msgspec.structs import replace
 
 from paged.models.tokenizer import Tokenizer
 from paged.runtime.detokenizer import Detokenizer
-from paged.runtime.messages import Candidates, EngineRequest, Refusal, SequenceOutput
+from paged.runtime.messages import (
+    NO_NUMBERS,
+    Candidates,
+    EngineRequest,
+    Refusal,
+    SequenceOutput,
+)
 from paged.runtime.outputs import (
     CompletionOutput,
     Logprob,
@@ -160,7 +166,7 @@ class OutputProcessor:
             return item.finish_reason is None
         output.finish_reason, output.stop_reason = item.finish_reason, item.stop_reason
         if item.error is not None:
-            output.impossible = item.finish_reason == "abort"
+            output.impossible = item.finish_reason == "abort" and item.error != NO_NUMBERS
             output.finish_reason, output.error = "error", item.error
         return False
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -43,17 +43,20 @@ def kept_once() -> Iterator[None]:
         jax.config.update(name, before)
 
 
-def load_or_compile(what: Any, make: Callable[[], Compiled]) -> Compiled:
+def load_or_compile(
+    what: Any, make: Callable[[], Compiled], devices: Sequence[jax.Device] = ()
+) -> Compiled:
     """The program that `make` compiles, from disk if it is there, else made and put there.
 
     Args:
         what: see `path_for`.
         make: compiles it, from a function that was `named_apart`.
+        devices: that it runs on; without any, the default device.
     """
     path = path_for(what, "program")
     if path is None:
         return make()
-    kept = load(path, partial(_program, path))
+    kept = load(path, partial(_program, path, devices or jax.devices()[:1]))
     return kept if kept is not None else _keep(make(), path)
 
 
@@ -71,12 +74,15 @@ def named_apart(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return named
 
 
-def _program(path: Path, kept: bytes) -> Compiled:
+def _program(path: Path, devices: Sequence[jax.Device], kept: bytes) -> Compiled:
     """The program in a file's content. Raises whatever damage brings about."""
     content = kept[_DIGEST_SIZE:]
     if kept[:_DIGEST_SIZE] != _digest(path, content):
         raise ValueError("it is damaged, or another program's")
-    return serialize_executable.deserialize_and_load(*pickle.loads(content))
+    program, inputs, outputs = pickle.loads(content)
+    return serialize_executable.deserialize_and_load(
+        program, inputs, outputs, execution_devices=devices
+    )
 
 
 def _keep(program: Compiled, path: Path) -> Compiled:

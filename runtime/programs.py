@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.stages import Compiled
 
 from paged.cache import PagedKVCache, copy_pages, read_pages, write_pages
+from paged.models.weights import PINNED
 from paged.runtime.buckets import Bucket
 from paged.runtime.compiler import Compiler, memory_to_run
 from paged.runtime.lowering import Job, Key
@@ -20,7 +21,7 @@ from paged.runtime.steps import (
     COPY_ROOM,
     HISTORY_ROOM,
     MASK_ROOM,
-    MOVE_SIZES,
+    MOVE_SHAPES,
     NUM_RULES,
     UPDATE_ROOM,
     StepShapes,
@@ -74,13 +75,15 @@ def step_memory(shapes: StepShapes, params: Any, compiler: Compiler) -> int:
 def abstract(tree: Any) -> Any:
     """The shapes and dtypes of a pytree's arrays, and how they are shared among devices.
 
-    On one device there is nothing to share: the same whether the arrays exist yet or not.
+    On one device there is nothing to share: the same whether the arrays exist yet or not. Which of
+    them are in host memory is told in any case.
     """
 
     def shape_of(x: Any) -> jax.ShapeDtypeStruct:
         sharding = getattr(x, "sharding", None)
         shared = sharding is not None and len(sharding.device_set) > 1
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding if shared else None)
+        matters = shared or (sharding is not None and sharding.memory_kind == PINNED)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding if matters else None)
 
     return jax.tree.map(shape_of, tree)
 
@@ -136,13 +139,13 @@ def _step_jobs(
 def _page_jobs(shapes: StepShapes, cache: PagedKVCache) -> Iterator[tuple[Key, Job]]:
     """What moves pages."""
     place, pairs = shapes.placement, _int32(COPY_ROOM)
-    pages = place.pages
+    pages, read = place.pages, place.stacks
     yield ("copy_pages",), place.job(copy_pages, (cache, pairs, pairs), (0,), out=pages)
-    for size in MOVE_SIZES if shapes.num_host_pages else ():
-        contents = place.shaped(jax.eval_shape(read_pages, cache, _int32(size)), pages)
-        yield ("read_pages", size), place.job(read_pages, (cache, _int32(size)), out=pages)
-        written = (cache, _int32(size), contents)
-        yield ("write_pages", size), place.job(write_pages, written, (0,), out=(pages, COPIED))
+    for shape in MOVE_SHAPES if shapes.num_host_pages else ():
+        stacks = place.shaped(jax.eval_shape(read_pages, cache, _int32(*shape)), read)
+        yield ("read_pages", *shape), place.job(read_pages, (cache, _int32(*shape)), out=read)
+        written = (cache, _int32(*shape), stacks)
+        yield ("write_pages", *shape), place.job(write_pages, written, (0,), out=(pages, COPIED))
 
 
 def _slot_jobs(shapes: StepShapes, slots: Any, state: Any) -> Iterator[tuple[Key, Job]]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
 from msgspec.structs import replace
 
+from paged.models.reports import Report, report
 from paged.runtime.child_process import ChildProcess, JoinedProcess
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine_state import EngineState
@@ -21,8 +24,10 @@ from paged.runtime.wire import (
     Abort,
     Add,
     Channel,
+    Closing,
     Failed,
     FromEngine,
+    Loading,
     Look,
     Looked,
     News,
@@ -35,7 +40,7 @@ from paged.runtime.wire import (
 logger = logging.getLogger(__name__)
 
 _PROGRAM = ("-m", "paged.runtime.engine_process")
-# Seconds to end a step and give the memory back.
+# Seconds to end a step and give the memory back, beside those that the process says it needs.
 _TIME_TO_CLOSE = 10.0
 
 
@@ -85,6 +90,7 @@ class RemoteCore:
         self._viewers: deque[Callable[[EngineState], None]] = deque()
         self._failure: Failed | None = None
         self._is_closed = False
+        self._why_killed: str | None = None
         descriptor = None if door is None else door.fileno()
         shared = () if descriptor is None else (descriptor,)
         self._process = process or ChildProcess(program, shared=shared)
@@ -158,15 +164,30 @@ class RemoteCore:
         self._viewers.append(deliver)
         self._send(Look())
 
+    def kill(self, reason: str) -> None:
+        """End the process at once, from any thread, unless somebody else has started it."""
+        self._why_killed = reason
+        self._process.end(0)
+
     def close(self) -> None:
         """End everything, and wait until the process is gone. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self._channel.close_sending()
+            self._wait_for_end()
             self._process.end(_TIME_TO_CLOSE)
             self._channel.close()
         self._live.clear()
         self._failure = self._failure or Failed.of(EngineDead("the engine was closed"))
+
+    def _wait_for_end(self) -> None:
+        """Until the process has closed its side, or the time is over that it says it takes."""
+        until, told = time.monotonic() + _TIME_TO_CLOSE, False
+        with suppress(EOFError):
+            while self._channel.wait(max(until - time.monotonic(), 0)):
+                for message in self._channel.receive(wait=False):
+                    if isinstance(message, Closing) and not told:
+                        until, told = time.monotonic() + message.seconds + _TIME_TO_CLOSE, True
 
     def _start(self, config: EngineConfig, door: int | None) -> Ready:
         level = logging.getLogger("paged").getEffectiveLevel()
@@ -186,7 +207,7 @@ class RemoteCore:
         try:
             messages = self._channel.receive(wait=True)
         except EOFError:
-            self._failure = Failed.of(EngineDead(self._process.how_it_ended()))
+            self._failure = Failed.of(EngineDead(self._why_killed or self._process.how_it_ended()))
             return
         for message in messages:
             match message:
@@ -196,6 +217,8 @@ class RemoteCore:
                     self._answers.append(message.done)
                 case Looked():
                     self._viewers.popleft()(message.state)
+                case Loading():
+                    report(Report(message.label, message.unit, message.done, message.total))
                 case Ready():
                     self._ready = message
                 case Failed():

@@ -30,7 +30,7 @@ from paged.runtime.steps import (
     COPY_ROOM,
     HISTORY_ROOM,
     MASK_ROOM,
-    MOVE_SIZES,
+    MOST_MOVED,
     NUM_RULES,
     UPDATE_ROOM,
     ForwardOut,
@@ -178,11 +178,15 @@ class StepRunner:
 
     def measure_loads(self) -> LoadCosts:
         """What it costs to load host pages, and to compute tokens instead."""
-        size = MOVE_SIZES[-1]
+        size = MOST_MOVED
         self._cache, (one, many) = self.host.time_loads(self._cache)
         bucket = self.shapes.buckets.all()[0]
         step = min(self._time_step(bucket) for _ in range(3))
         return load_costs(one, many, size, step, bucket.num_tokens)
+
+    def measure_smallest_step(self) -> float:
+        """Seconds that a step of the fewest rows takes."""
+        return min(self._time_step(self.shapes.buckets.all()[-1]) for _ in range(3))
 
     def fingerprint(self) -> str:
         """A name for what this model writes to its pages, here and in other processes."""

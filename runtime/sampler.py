@@ -28,6 +28,9 @@ from paged.truncation import truncation_thresholds
 EVERY_TOKEN = -1
 """A word of a token mask with all its bits set."""
 
+NO_TOKEN = -1
+"""In place of a token that cannot be chosen."""
+
 _BITS = 32
 _NEVER = jnp.finfo(jnp.float32).min
 # What rules leave at least of the tokens that a grammar allows, so that they stay above all others
@@ -194,6 +197,15 @@ def choose_tokens(
     if mode >= SamplingMode.FILTERED:
         scores = jnp.where(_kept(logits, rows, temperature), scores, _NEVER)
     return highest(scores, vocab_size)
+
+
+def checked_tokens(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Tokens [R] chosen by logits [R, V], `NO_TOKEN` where NaN or infinity has chosen.
+
+    Where a row holds NaN, so does its chosen place: the maximum of numbers and NaN is NaN.
+    """
+    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+    return jnp.where(jnp.isnan(chosen) | (chosen == jnp.inf), NO_TOKEN, tokens)
 
 
 def count_tokens(state: SamplerState, rows: SamplingRows, tokens: jax.Array) -> SamplerState:

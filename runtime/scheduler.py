@@ -255,13 +255,18 @@ class Scheduler:
 
         Args:
             tokens: one per row of the plan, and perhaps padding. Those of rows that do not sample
-                are ignored.
+                are ignored; a negative one ends its sequence with an error.
         """
         assert len(tokens) >= len(plan.rows), "a row has no token"
         events, page_size = [], self.pool.page_size
         for index, (row, token) in enumerate(zip(plan.rows, tokens, strict=False)):
             sequence = row.sequence
             if not row.samples or sequence.status is Status.FINISHED:
+                continue
+            if token < 0:
+                self._tables.forget(sequence)
+                self._finish(sequence, FinishReason.ERROR)
+                events.append(TokenEvent(sequence, index, token, FinishReason.ERROR))
                 continue
             sequence.outputs.append(token)
             sequence.num_pending -= 1
@@ -431,9 +436,12 @@ class Scheduler:
         return self._tables.cached_prefix(sequence)
 
     def _has_prompt(self, draft: Draft, parent: Sequence) -> bool:
-        """Whether earlier steps wrote the parent's prompt: a step copies pages before it writes."""
+        """Whether earlier steps wrote the parent's prompt: a step copies pages before it writes.
+
+        One that comes back in this step after a preemption may have a page copied itself.
+        """
         running = parent.status is Status.RUNNING and parent.num_computed >= len(parent.prompt)
-        return running and not draft.prefills(parent)
+        return running and parent not in draft.admitted and not draft.prefills(parent)
 
     def _add_row(self, draft: Draft, sequence: Sequence, length: int, samples: bool) -> None:
         """Let the sequence advance by `length` tokens, which its pages have room for."""

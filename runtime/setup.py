@@ -21,6 +21,7 @@ from paged.groups import group_layers, most_pages
 from paged.models.config import ModelConfig, resolve_dtype
 from paged.models.loading import ModelSource
 from paged.models.mesh import shares
+from paged.models.offloading import OnHost, host_shapes
 from paged.models.quantized import weight_bytes
 from paged.models.registry import get_family
 from paged.models.spread import check_devices, spread_shapes
@@ -51,8 +52,9 @@ from paged.runtime.placement import Placement, choose_devices
 from paged.runtime.programs import step_memory
 from paged.runtime.runner import StepRunner
 from paged.runtime.scheduler import SchedulerConfig
-from paged.runtime.steps import MOVE_SIZES, StepShapes
+from paged.runtime.steps import MOST_MOVED, StepShapes
 from paged.runtime.tuning import tilings_for
+from paged.runtime.weight_offload import cost_report, layers_on_host
 
 logger = logging.getLogger(__name__)
 
@@ -90,12 +92,20 @@ def claim_devices(config: EngineConfig) -> tuple[jax.Device, ...]:
     limits = {}
     if not any(name in os.environ for name in MEMORY_FRACTIONS):
         limits[MEMORY_FRACTIONS[0]] = str(config.gpu_memory_utilization)
-    pinned = ceil(config.kv_offloading_size) + _PINNED_FOR_OTHERS
+    # Twice the weights that leave the device: what a step holds of them there is on the host too.
+    pinned = ceil(config.kv_offloading_size + 2 * config.cpu_offload_gb) + _PINNED_FOR_OTHERS
     if pinned > _PINNED_BY_DEFAULT and _PINNED_LIMIT not in os.environ:
         limits[_PINNED_LIMIT] = str(pinned)
     os.environ |= limits
     try:
         return choose_devices(config.tensor_parallel_size)
+    except (RuntimeError, AssertionError) as error:  # the latter without the plugin for GPUs
+        wanted = os.environ.get("JAX_PLATFORMS") or "any platform"
+        cause = f" ({error})".replace("\n", " ") if str(error) else ""
+        raise ConfigError(
+            f"JAX finds no device of {wanted}{cause}. Look at `nvidia-smi`, install paged[cuda12] "
+            "or paged[cuda13], or set JAX_PLATFORMS=cpu to do without a GPU."
+        ) from error
     finally:
         for name in limits:
             del os.environ[name]
@@ -110,17 +120,37 @@ def prepare(
         clock: is told of the phases.
 
     Raises:
-        ConfigError: the flags do not go together or do not fit the device. Nothing is loaded then.
+        ConfigError: the flags do not go together or do not fit the device. Nothing is loaded then,
+            unless something else takes the device's memory meanwhile.
     """
+    try:
+        return _prepare(config, source, clock, progress=progress)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise ConfigError(
+            "The device has run out of memory while the model was loaded. See with `nvidia-smi` "
+            "whether something else uses it, and lower --gpu-memory-utilization "
+            f"(it is {config.gpu_memory_utilization:g}), --max-num-batched-tokens or "
+            "--max-num-seqs."
+        ) from error
+
+
+def _prepare(
+    config: EngineConfig, source: ModelSource, clock: StartClock, *, progress: bool
+) -> tuple[StepRunner, SchedulerConfig, MemoryPlan]:
     _check_page_folder(config.kv_offloading_dir)
     use_compile_cache(config.compile_cache_dir)
     with clock.phase("device"):
         devices = claim_devices(config)
     device = devices[0]
-    with Compiler(processes_for(devices)) as compiler:
+    source = _with_weights_on_host(config, source, device)
+    on_host = source.on_host
+    # Processes that have no device cannot be told which arguments are in its host's memory.
+    with Compiler(0 if on_host else processes_for(devices), devices) as compiler:
         with clock.phase("memory"):
             shapes, dtype, memory = _divide_memory(
-                config, source.config, devices, compiler, progress=progress
+                config, source.config, devices, compiler, on_host=on_host, progress=progress
             )
         logger.info("%s", memory.report())
         tell_quantization(source.config, source.specs, dtype)
@@ -138,11 +168,26 @@ def prepare(
         with clock.phase("compile"):
             runner = StepRunner(shapes, params, compiler, progress=progress)
     scheduling = _scheduling(config, shapes)
+    if source.on_host:
+        counts = len(source.on_host), source.config.num_layers
+        seconds = runner.measure_smallest_step()
+        logger.warning("%s", cost_report(*counts, memory.weights_on_host, seconds))
     if memory.num_host_pages:
         costs = runner.measure_loads()
         logger.info("%s", costs.report(memory.bytes_per_page))
         scheduling = replace(scheduling, load_costs=costs)
     return runner, scheduling, memory
+
+
+def _with_weights_on_host(
+    config: EngineConfig, source: ModelSource, device: jax.Device
+) -> ModelSource:
+    """The same model, the weights of some layers on the host if that is asked for."""
+    dtype = resolve_dtype(config.dtype, source.config, device.platform)
+    available = available_memory(swap=False)
+    layers = source.specs.layers if config.cpu_offload_gb else ()
+    on_host = layers_on_host(config.cpu_offload_gb, layers, dtype, available)
+    return replace(source, on_host=on_host)
 
 
 def _check_page_folder(folder: str | None) -> None:
@@ -173,8 +218,9 @@ def open_disk_tier(
     if config.kv_offloading_dir is None:
         return None
     cache = runner.shapes.placement.cache_shapes(runner.shapes.cache)
-    one = jax.ShapeDtypeStruct((1,), jnp.int32)
-    [page] = jax.eval_shape(read_pages, cache, one)
+    one = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    [stack] = jax.eval_shape(read_pages, cache, one)
+    page = [jax.ShapeDtypeStruct(part.shape[1:], part.dtype) for part in stack]
     folder = Path(config.kv_offloading_dir).expanduser() / runner.fingerprint()
     size = int(config.kv_offloading_dir_size * _GIB)
     try:
@@ -276,6 +322,7 @@ def _divide_memory(
     devices: Sequence[jax.Device],
     compiler: Compiler,
     *,
+    on_host: frozenset[int] = frozenset(),
     progress: bool = False,
 ) -> tuple[StepShapes, jnp.dtype, MemoryPlan]:
     """Give what weights, state and steps leave to pages, and settle every shape.
@@ -292,10 +339,12 @@ def _divide_memory(
     shapes = replace(shapes, placement=placement)
     seconds = config.attention_tuning_seconds
     tilings = tilings_for(shapes, dtype, device, seconds=seconds, memory=budget, progress=progress)
-    shapes = _with_host_pages(config, replace(shapes, tilings=tilings), budget)
+    params = host_shapes(weight_shapes(model, dtype, shapes.placement), on_host, device)
+    weights_on_host = _num_bytes([each for each in params.layers if isinstance(each, OnHost)])
+    weights = _num_bytes(shares(params)) - weights_on_host
+    shapes = replace(shapes, tilings=tilings)
+    shapes = _with_host_pages(config, shapes, budget, taken=weights_on_host)
     transit = shapes.transit_room * shapes.cache.bytes_per_page
-    params = weight_shapes(model, dtype, shapes.placement)
-    weights = _num_bytes(shares(params))
     state = _num_bytes(jax.eval_shape(lambda: (shapes.slot_state(), shapes.sampler_state())))
     if budget is None or config.kv_cache_memory_bytes is not None:
         steps, kv_bytes = 0, config.kv_cache_memory_bytes or _CPU_KV_MEMORY
@@ -316,6 +365,7 @@ def _divide_memory(
         pages_per_sequence=most_pages(shapes.cache.windows, length, 1, config.block_size),
         num_host_pages=shapes.num_host_pages,
         transit=transit,
+        weights_on_host=weights_on_host,
         num_devices=len(devices),
     )
     cache = replace(shapes.cache, num_pages=memory.num_pages)
@@ -365,16 +415,24 @@ def _shapes_before_pages(
     )
 
 
-def _with_host_pages(config: EngineConfig, shapes: StepShapes, budget: int | None) -> StepShapes:
-    """Shapes that know how many pages the host has, and how many can be on their way at once."""
+def _with_host_pages(
+    config: EngineConfig, shapes: StepShapes, budget: int | None, *, taken: int
+) -> StepShapes:
+    """Shapes that know how many pages the host has, and how many can be on their way at once.
+
+    Args:
+        taken: bytes of the host's memory that weights will take.
+    """
     bytes_per_page = shapes.cache.bytes_per_page
     wanted = int(config.kv_offloading_size * _GIB)
     if not wanted:
         return shapes
+    available = available_memory(swap=False)
+    available = None if available is None else available - taken
     on_host = bytes_per_page * shapes.placement.num_devices
-    num_pages = host_pages(wanted, on_host, available_memory(swap=False))
+    num_pages = host_pages(wanted, on_host, available)
     transit = min(_TRANSIT, int((budget or 0) * _TRANSIT_SHARE))
-    room = max(transit // bytes_per_page, MOVE_SIZES[-1])
+    room = max(transit // bytes_per_page, MOST_MOVED)
     return replace(shapes, num_host_pages=num_pages, transit_room=room)
 
 

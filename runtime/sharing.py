@@ -91,7 +91,9 @@ def _claim(name: str, config: EngineConfig, share: float | None, device: DeviceM
     pools = runs_pooling(config, source)
     specs = pooling_specs(source) if pools else source.specs
     dtype = resolve_dtype(config.dtype, source.config, device.platform)
+    on_host = 0 if device.platform == "cpu" else int(config.cpu_offload_gb * 2**30)
     weights = bytes_of_each(specs, source.config, dtype, config.tensor_parallel_size)
+    weights = max(weights - on_host, 0)
     return Claim(name, share, config.kv_cache_memory_bytes, weights, has_pages=not pools)
 
 

@@ -22,6 +22,7 @@ from jax import lax
 from paged.attention import BACKENDS, attention_metadata
 from paged.attention.tiling import BY_RULE, Tilings
 from paged.cache import CacheSpec, PagedKVCache
+from paged.host_pages import STACK_SIZE
 from paged.models.config import ModelConfig
 from paged.models.mesh import gathered
 from paged.models.registry import Family
@@ -38,6 +39,7 @@ from paged.runtime.sampler import (
     SamplerState,
     SamplingMode,
     TokenLogprobs,
+    checked_tokens,
     choose_tokens,
     count_tokens,
     token_logprobs,
@@ -50,8 +52,13 @@ COPY_ROOM = 64
 UPDATE_ROOM = 4096
 HISTORY_ROOM = 1024
 MASK_ROOM = 32
-# Pages to read for the host or to write from it: few as decoding evicts them, or many.
-MOVE_SIZES = (4, 16)
+# Pages of an array that goes to the host or comes back: whatever number goes is made up of these,
+# since padding would take host memory.
+MOVE_SIZES = (1, 4, STACK_SIZE)
+# Of the largest, so many in one call: a call costs the host as much as three of them cost the bus.
+MOVES_AT_ONCE = 4
+MOVE_SHAPES = (*((1, size) for size in MOVE_SIZES), (MOVES_AT_ONCE, STACK_SIZE))
+MOST_MOVED = MOVES_AT_ONCE * STACK_SIZE
 NUM_RULES = MAX_TOKEN_RULES + 64
 _SCORE_ROWS = 64
 
@@ -83,7 +90,7 @@ class Sampled:
     """What a step gives back.
 
     Attributes:
-        tokens: [R] int32.
+        tokens: [R] int32, `NO_TOKEN` where there is none.
         logprobs: of those tokens, in LOGPROBS mode; else None.
     """
 
@@ -220,7 +227,7 @@ def sample(
     if state is not None:
         state = count_tokens(state, rows, tokens)
     logprobs = token_logprobs(logits, tokens) if mode == SamplingMode.LOGPROBS else None
-    return slots, state, Sampled(tokens, logprobs)
+    return slots, state, Sampled(checked_tokens(logits, tokens), logprobs)
 
 
 def score(

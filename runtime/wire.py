@@ -1,9 +1,9 @@
 """How API processes and the engine process talk: msgpack messages over local sockets.
 
 An API process sends Start once, then what is to be done; closing its side is the order to close,
-or, for those that joined later, to forget it. The engine process answers Ready or Failed, then
-sends each its News after a step. One for vectors and scores answers PoolingReady or Failed, then
-each Compute with Computed.
+or, for those that joined later, to forget it. The engine process tells the first of its Loading,
+answers Ready or Failed, then sends each its News after a step. One for vectors and scores answers
+PoolingReady or Failed, then each Compute with Computed.
 """
 
 from __future__ import annotations
@@ -68,6 +68,15 @@ class ResetPrefixCache(_Message, frozen=True):
 
 class Look(_Message, frozen=True):
     """Tell what there is to see of the engine; answered by Looked."""
+
+
+class Loading(_Message, frozen=True):
+    """How far the start has got; see `paged.models.reports.Report`."""
+
+    label: str
+    unit: str
+    done: int
+    total: int
 
 
 class Ready(_Message, frozen=True):
@@ -152,10 +161,16 @@ class Computed(_Message, frozen=True):
     num_compiles: int
 
 
+class Closing(_Message, frozen=True):
+    """The engine process has heard that it is to close, which takes so many seconds at most."""
+
+    seconds: float
+
+
 ToEngine = Start | Add | Abort | ResetPrefixCache | Look
-FromEngine = Ready | News | WasReset | Looked | Failed
+FromEngine = Loading | Ready | News | WasReset | Looked | Closing | Failed
 ToPooling = Start | Compute
-FromPooling = PoolingReady | Computed | Failed
+FromPooling = Loading | PoolingReady | Computed | Failed
 
 
 class Channel:
@@ -187,7 +202,11 @@ class Channel:
     @property
     def is_readable(self) -> bool:
         """Whether messages, parts of one or the end have come."""
-        return bool(self._poll(select.POLLIN, timeout=0))
+        return self.wait(0)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until messages, parts of one or the end have come; False if they do not."""
+        return bool(self._poll(select.POLLIN, timeout=1000 * seconds))
 
     def send(self, message: msgspec.Struct) -> None:
         body = self._encoder.encode(message)

@@ -17,10 +17,14 @@ DOCUMENTS = (
     "CONTRIBUTING.md",
     "benchmarks/README.md",
     "docs/api.md",
+    "docs/faults.md",
+    "docs/memory.md",
     "docs/models.md",
     "docs/operations.md",
     "docs/overload.md",
     "docs/several_models.md",
+    "docs/tensor_parallel.md",
+    "docs/threat_model.md",
 )
 README = (ROOT / "README.md").read_text()
 
@@ -42,6 +46,14 @@ def test_links_lead_somewhere(name: str) -> None:
     targets = re.findall(r"\]\(([^)#]+)", document.read_text())
     ours = [target for target in targets if not target.startswith("http")]
     assert [target for target in ours if not (document.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("name", ["docs/faults.md", "docs/threat_model.md"])
+def test_what_is_said_to_be_shown_is_tested(name: str) -> None:
+    for file, test in re.findall(r"`([\w/.]+\.py)::(\w+)`", (ROOT / name).read_text()):
+        found = [ROOT / "tests" / folder / file for folder in ("http", "")]
+        text = "".join(path.read_text() for path in found if path.exists())
+        assert f"def {test}(" in text, f"{file} has no {test}"
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

@@ -21,6 +21,7 @@ from paged.http.paths import path_of
 from paged.runtime.errors import (
     DeadlineExceeded,
     EngineDead,
+    EngineRestarting,
     InvalidRequest,
     Overloaded,
     Unsupported,
@@ -34,6 +35,9 @@ _CLIENT_CLOSED_REQUEST = 499
 _INTERNAL = "InternalServerError"
 REFUSAL_CAUSE = "paged.refusal_cause"
 """Where the scope of a request that was refused says why."""
+_UNAVAILABLE = "ServiceUnavailableError"
+# Seconds after which to ask an engine again that is being restarted.
+_RESTART = 10
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
@@ -94,8 +98,19 @@ class ApiError(Exception):
         self.headers = headers
 
 
+_FAILED = "The engine failed while it worked on this request; see the server's log"
+
+
 class GenerationFailed(RuntimeError):
-    """The engine gave up on this request alone."""
+    """The engine gave up on this request.
+
+    Attributes:
+        told: what the client may know of the reason.
+    """
+
+    def __init__(self, message: str, told: str | None = None) -> None:
+        super().__init__(message)
+        self.told = told
 
 
 EXPECTED = (DeadlineExceeded, EngineDead, GenerationFailed, Overloaded)
@@ -114,9 +129,14 @@ def error_info(error: Exception) -> ErrorInfo:
         case HTTPException():
             return _info(error.detail, HTTPStatus(error.status_code).phrase, error.status_code)
         case Overloaded():
-            return _info(str(error), "ServiceUnavailableError", 503)
+            return _info(str(error), _UNAVAILABLE, 503)
         case DeadlineExceeded():
             return _info(str(error), "TimeoutError", 504, "timeout")
+        case EngineRestarting():
+            message = "The engine has stopped and is being restarted; try again later"
+            return _info(message, _UNAVAILABLE, 503)
+        case GenerationFailed():
+            return _info(error.told or _FAILED, _INTERNAL, 500)
         case EngineDead():
             return _info("The engine has stopped; see the server's log", _INTERNAL, 500)
         case _:
@@ -170,8 +190,18 @@ def cause_of(error: Exception) -> str:
     """What metrics call an error: one of few words, whatever was asked."""
     if isinstance(error, InvalidRequest) and error.param == "input_tokens":
         return "too_long"
+    if isinstance(error, Overloaded):
+        return error.cause
     words = error_info(error).type.removesuffix("Error").replace(" ", "")
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", words).lower()
+
+
+def unavailable(
+    message: str, path: str, seconds: int, headers: Mapping[str, str] | None = None
+) -> Response:
+    """A 503 that says why, and when to try again."""
+    error = ApiError(503, message, _UNAVAILABLE)
+    return error_response(error, path, {"Retry-After": str(seconds), **(headers or {})})
 
 
 async def handle_error(request: Request, error: Exception) -> Response:
@@ -180,7 +210,8 @@ async def handle_error(request: Request, error: Exception) -> Response:
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
     if isinstance(error, EngineDead | GenerationFailed):
         logger.error("%s %s: %s", request.method, request.url.path, error)
-    path, headers = path_of(request.scope), None
+    path = path_of(request.scope)
+    headers: Mapping[str, str] | None = None
     if isinstance(error, HTTPException):
         error, headers = _of_route(error, request.method, path), error.headers
     return error_response(error, path, headers or _headers_of(error))
@@ -195,6 +226,8 @@ def _headers_of(error: Exception) -> Mapping[str, str] | None:
     match error:
         case Overloaded():
             return retry_after(error.retry_after)
+        case EngineRestarting():
+            return retry_after(_RESTART)
         case DeadlineExceeded():  # OpenAI's and Anthropic's clients would ask again by themselves
             return {"X-Should-Retry": "false"}
         case ApiError():

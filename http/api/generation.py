@@ -15,7 +15,7 @@ from paged.http.api.timeouts import LATE
 from paged.http.meter import count_tokens
 from paged.http.request_report import Asked, RequestWatch
 from paged.runtime.errors import DeadlineExceeded, InvalidRequest, Overloaded
-from paged.runtime.messages import Terms
+from paged.runtime.messages import NO_NUMBERS, Terms
 from paged.runtime.outputs import RequestOutput
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
@@ -105,7 +105,8 @@ def _check(output: RequestOutput) -> None:
         if sequence.finish_reason == "timeout":
             raise DeadlineExceeded(LATE)
         if sequence.finish_reason == "error":
-            raise GenerationFailed(f"{output.request_id}: {sequence.error}")
+            told = NO_NUMBERS if sequence.error == NO_NUMBERS else None
+            raise GenerationFailed(f"{output.request_id}: {sequence.error}", told)
 
 
 async def _merge(streams: Sequence[Outputs]) -> Outputs:

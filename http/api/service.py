@@ -145,8 +145,16 @@ class Models:
         return iter(self.services)
 
     def dead(self) -> list[str]:
-        """Those whose engine has died."""
+        """Those whose engine has died for good."""
         return [service.model_name for service in self if service.engine.errored]
+
+    def troubles(self) -> list[str]:
+        """What keeps any of them from serving now."""
+        return [
+            f"The engine of {service.model_name} {trouble}"
+            for service in self
+            if (trouble := service.engine.trouble)
+        ]
 
     def kept_responses(self, param: str | None = None) -> ResponseStore:
         """For requests that need a kept response, by a field. Raises Unsupported without any."""

@@ -25,7 +25,7 @@ def random_params(specs: Any, dtype: jnp.dtype, *, seed: int = 0, sharding: Any 
     def initialize(spec: ParamSpec, target: Any = None) -> jax.Array:
         # Drawn by name, so that a parameter does not change with what stands beside it.
         key = jax.random.fold_in(root, zlib.crc32(spec.parts[0].name.encode()))
-        return _initializer(spec.anonymous(), spec.dtype_among(dtype), target)(key)
+        return spec.at_home(_initializer(spec.anonymous(), spec.dtype_among(dtype), target)(key))
 
     return jax.block_until_ready(jax.tree.map(initialize, *trees))
 

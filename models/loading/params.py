@@ -117,7 +117,7 @@ def _load_group(
             check_values(param, spec, checkpoint)
             if flaw := spec.flaw(param):
                 raise CheckpointError(f"tensor {spec.parts[0].name!r}: {flaw}")
-    return params
+    return [spec.at_home(param) for param, (spec, _) in zip(params, group, strict=True)]
 
 
 def _views(spec: ParamSpec, checkpoint: Checkpoint, sharding: Any) -> list[jax.Array]:

@@ -6,10 +6,12 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Literal
 
 from tqdm import tqdm
+
+from paged.models.reports import Report, report
 
 logger = logging.getLogger(__name__)
 
@@ -22,10 +24,28 @@ _SECONDS_BETWEEN_LINES = 5.0
 def progress(
     total: int, label: str, unit: Unit, *, show: bool
 ) -> Iterator[Callable[[int], object]]:
-    """Report on work of `total` units; the context is called with the size of each piece done."""
-    if not show:
-        yield lambda _: None
-    elif _is_watched():
+    """Report on work of `total` units; the context is called with the size of each piece done.
+
+    Args:
+        show: whether people are told; see `paged.models.reports` for programs that want to know.
+    """
+    done = 0
+    with _shown(total, label, unit) if show else nullcontext() as tell:
+        report(Report(label, unit, done, total))
+
+        def advance(size: int) -> None:
+            nonlocal done
+            done += size
+            report(Report(label, unit, done, total))
+            if tell is not None:
+                tell(size)
+
+        yield advance
+
+
+@contextmanager
+def _shown(total: int, label: str, unit: Unit) -> Iterator[Callable[[int], object]]:
+    if _is_watched():
         with tqdm(total=total, desc=label, unit=unit, unit_scale=unit == "B") as bar:
             yield bar.update
     else:

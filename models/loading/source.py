@@ -30,6 +30,7 @@ from paged.models.loading.gguf_checkpoint import GgufCheckpoint, gguf_config
 from paged.models.loading.hub import download
 from paged.models.loading.params import load_params
 from paged.models.loading.safetensors import SafetensorsCheckpoint
+from paged.models.offloading import put_on_host
 from paged.models.quantized import made_on_load
 from paged.models.registry import get_family, model_config
 from paged.models.spread import check_devices, spread_specs, spread_weights
@@ -55,6 +56,7 @@ class ModelSource:
         open_checkpoint: opens the weights and checks the files; None means random weights.
         open_tokenizer: builds the tokenizer.
         folder: with its other files; None where there is one file alone.
+        on_host: the layers whose weights go to host memory; see `paged.models.offloading`.
     """
 
     name: str
@@ -64,6 +66,7 @@ class ModelSource:
     open_checkpoint: Callable[[], Checkpoint] | None
     open_tokenizer: Callable[[], Tokenizer]
     folder: Path | None = None
+    on_host: frozenset[int] = frozenset()
 
     def load(
         self, dtype: jnp.dtype, *, seed: int = 0, progress: bool = True, mesh: Mesh | None = None
@@ -83,7 +86,7 @@ class ModelSource:
         dtype, described = jnp.dtype(dtype), self.specs
         check_devices(described, self.config, 1 if mesh is None else mesh.size)
         specs, checkpoint = (described, None) if self.open_checkpoint is None else self.open()
-        specs = spread_specs(specs, self.config, mesh)
+        specs = put_on_host(spread_specs(specs, self.config, mesh), self.on_host)
         sharding = param_shardings(specs, mesh)
         params = (
             random_params(specs, dtype, seed=seed, sharding=sharding)

@@ -12,7 +12,7 @@ from paged.errors import ConfigError
 from paged.models.quantized.channels import FLOAT8, ChannelScaled, TileScaled
 from paged.models.quantized.groups import GroupScaled
 from paged.models.quantized.rules import Quantization, modules_of
-from paged.models.weights import Dense, Embedding, ParamSpec, Portable, param_bytes
+from paged.models.weights import Dense, Embedding, ParamSpec, Portable, for_device, param_bytes
 
 _FLOAT8_CAPABILITY = 8.9
 QUANTIZED = ChannelScaled | TileScaled | GroupScaled
@@ -75,24 +75,36 @@ def weight_bytes(specs: Any, dtype: jnp.dtype) -> WeightBytes:
     return WeightBytes(first, second, param_bytes(specs, dtype) - first - second)
 
 
+def _is_quantized(node: Any) -> bool:
+    return isinstance(node, QUANTIZED)
+
+
 def expanded_weights(params: Any, device: jax.Device) -> list[str]:
     """What a GPU does to quantised weights at each product that it could do without, and why.
 
     `params` are a model's, or their shapes.
     """
-    leaves = jax.tree.leaves(params, is_leaf=lambda node: isinstance(node, QUANTIZED))
-    nodes = [node for node in leaves if isinstance(node, QUANTIZED)]
+    shapes = jax.tree.map(
+        lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=each.sharding), params
+    )
+    leaves = jax.tree.leaves(for_device(shapes, device), is_leaf=_is_quantized)
+    nodes = [node for node in leaves if _is_quantized(node)]
     said = []
     bits = {node.bits for node in nodes if isinstance(node, GroupScaled)}
-    if bits and not matmul.available(device):
+    wanted = (
+        "takes weights of one device, whose inputs are a multiple of 128 and outputs of 64, in "
+        "groups of 32, 64 or 128"
+        if matmul.available(device)
+        else "needs a Hopper GPU, of compute capability 9.0"
+    )
+    if 4 in bits:
         said.append(
-            "integer weights in groups are expanded at each product: our kernel needs a Hopper "
-            "GPU, of compute capability 9.0"
+            f"weights of 4 bits in groups are expanded at each product: our kernel {wanted}"
         )
-    elif 8 in bits:
+    if 8 in bits:
         said.append("weights of 8 bits in groups are expanded at each product: no kernel is theirs")
     if any(isinstance(node, TileScaled) for node in nodes):
-        said.append("fp8 weights in tiles are expanded at each product: no kernel is theirs")
+        said.append(f"fp8 weights in tiles are expanded at each product: our kernel {wanted}")
     capability = float(getattr(device, "compute_capability", 0))
     floats = any(isinstance(n, ChannelScaled) and n.weight.dtype == FLOAT8 for n in nodes)
     if floats and capability < _FLOAT8_CAPABILITY:

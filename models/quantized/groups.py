@@ -1,13 +1,13 @@
 """Weights alone quantised, to integers of 4 or 8 bits, with scales for groups of their inputs.
 
 A weight is (value - zero) * scale. Of 4 bits, a byte holds two values of an output: of the first
-and of the second half of a unit of inputs, a unit being what of a group fits in 128. So a kernel
-takes its low halves for one run of inputs and its high halves for the next, and shuffles nothing.
+and of the second half of a unit of inputs, a unit being what of a group fits in 128. So its low
+halves are one run of inputs and its high halves are the next.
 """
 
 from __future__ import annotations
 
-from math import prod
+from math import gcd, prod
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +15,22 @@ from flax import struct
 
 from paged import matmul
 from paged.models.activations import gate
+from paged.models.quantized.bricks import InBricks, fits_bricks, made
 from paged.models.weights import Portable
 
-_MIDDLE4 = 8
+_UNIT, _MIDDLE4 = 128, 8
+
+
+def unit_of(group: int) -> int:
+    """Inputs whose values share bytes, where so many share a scale."""
+    return gcd(group, _UNIT)
 
 
 def pack(values: jax.Array, bits: int, group: int) -> jax.Array:
     """Values [K, *N] uint8 of so many bits to [K * bits / 8, *N], packed by units of a group."""
     if bits == 8:
         return values
-    halves = values.reshape(-1, 2, matmul.int4_unit(group) // 2, *values.shape[1:])
+    halves = values.reshape(-1, 2, unit_of(group) // 2, *values.shape[1:])
     packed = halves[:, 0] | (halves[:, 1] << 4)
     return packed.reshape(-1, *values.shape[1:])
 
@@ -33,7 +39,7 @@ def unpack(packed: jax.Array, bits: int, group: int) -> jax.Array:
     """The reverse of `pack`."""
     if bits == 8:
         return packed
-    units = packed.reshape(-1, matmul.int4_unit(group) // 2, *packed.shape[1:])
+    units = packed.reshape(-1, unit_of(group) // 2, *packed.shape[1:])
     halves = jnp.stack([units & 15, units >> 4], axis=1)
     return halves.reshape(-1, *packed.shape[1:])
 
@@ -85,39 +91,22 @@ class GroupScaled(Portable):
     def gated(self, x: jax.Array, activation: str) -> jax.Array:
         return gate(self(x), activation)
 
-    def on_hopper(self, device_kind: str) -> GroupScaled:
+    def on_hopper(self, device_kind: str) -> Portable:
         """See `Portable`."""
-        return HopperGroupScaled(
-            self.weight, self.scale, self.zero, self.order, self.bias, bits=self.bits
-        )
+        inputs, outputs = self.weight.shape[0] * 8 // self.bits, prod(self.scale.shape[1:])
+        sizes = inputs, outputs, self.group
+        if self.bits != 4 or not fits_bricks(self.weight, *sizes, self.scale.dtype):
+            return self
+        return made(_in_bricks, self)
 
 
-@struct.dataclass
-class HopperGroupScaled(GroupScaled):
-    """As `GroupScaled`, on a Hopper GPU: of 4 bits, a few rows are multiplied by a kernel of ours.
-
-    For many rows it pays to expand the weight once.
-    """
-
-    def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
-        inputs, outputs = x.shape[1], self.scale.shape[1:]
-        if self.bits != 4:
-            return GroupScaled.__call__(self, x, dtype)
-        packed, scale = self.weight.reshape(inputs // 2, -1), self.scale.reshape(-1, prod(outputs))
-        if not matmul.supports_int4(x, packed, scale):
-            return GroupScaled.__call__(self, x, dtype)
-        if self.order is not None:
-            x = jnp.take(x, self.order, axis=-1)
-        out = matmul.int4_matmul(x, packed, scale)
-        if self.zero is not None:
-            out -= self._of_zeros(x, scale)
-        if self.bias is not None:
-            out += self.bias.reshape(-1).astype(jnp.float32)
-        return out.astype(dtype or x.dtype).reshape(len(x), *outputs)
-
-    def _of_zeros(self, x: jax.Array, scale: jax.Array) -> jax.Array:
-        """What the kernel, for which all zeros are the middle value, has too much; [T, N]."""
-        assert self.zero is not None
-        sums = jnp.sum(x.astype(jnp.float32).reshape(len(x), len(scale), -1), axis=-1)
-        beyond = self.zero.reshape(scale.shape).astype(jnp.float32) - _MIDDLE4
-        return jnp.dot(sums, beyond * scale.astype(jnp.float32), precision="highest")
+@jax.jit
+def _in_bricks(weight: GroupScaled) -> InBricks:
+    """The same weight of 4 bits."""
+    outputs = weight.scale.shape[1:]
+    scale, zero = weight.scale.reshape(-1, prod(outputs)), None
+    values = unpack(weight.weight, weight.bits, weight.group).reshape(-1, prod(outputs))
+    if weight.zero is not None:
+        zero = (weight.zero.reshape(scale.shape).astype(jnp.int32) - _MIDDLE4).astype(scale.dtype)
+    words = matmul.INT4.words(values.T)
+    return InBricks(words, scale, zero, weight.order, weight.bias, tuple(outputs))

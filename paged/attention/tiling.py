@@ -60,6 +60,14 @@ class Heads:
         return self.size, self.group, self.page_size, self.page_dtype.name
 
     @property
+    def product_dtype(self) -> jnp.dtype:
+        """What keys and values are multiplied as on tensor cores: those of 8 bits in a type that
+        has all of them."""
+        if self.page_dtype.itemsize > 1:
+            return self.dtype
+        return jnp.dtype(jnp.bfloat16 if self.page_dtype == jnp.int8 else jnp.float16)
+
+    @property
     def wide(self) -> bool:
         """Whether products are of float32: they take three of its parts, and four times the
         registers."""

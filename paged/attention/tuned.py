@@ -22,5 +22,13 @@ TUNED: dict[str, dict[Key, Tilings]] = {
             decode=((256, MosaicDecode()),),
             prefill=((2048, MosaicPrefill(span=128)),),
         ),
+        (128, 4, 16, "float8_e4m3fn"): Tilings(
+            decode=((256, MosaicDecode()),),
+            prefill=((2048, MosaicPrefill(span=128)),),
+        ),
+        (128, 4, 16, "int8"): Tilings(
+            decode=((256, TritonDecode(span=64)),),
+            prefill=((2048, MosaicPrefill(span=128)),),
+        ),
     },
 }

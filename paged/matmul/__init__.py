@@ -12,30 +12,41 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from paged.matmul.choice import grouped_tiling_for, tiling_for
+from paged.matmul.bricks import FP8, INT4
+from paged.matmul.choice import grouped_tiling_for, scaled_tiling_for, tiling_for
+from paged.matmul.expand import expanded
 from paged.matmul.grouping import MOST_ROWS, in_groups_at_once
 from paged.matmul.groups import Groups, Order, in_groups
 from paged.matmul.hopper import hopper_matmul
-from paged.matmul.int4 import int4_matmul, int4_unit, supports_int4
+from paged.matmul.narrow import MOST_NARROW_ROWS, narrow_matmul, supports_narrow
+from paged.matmul.rows import LARGEST, scaled_rows
 from paged.matmul.tiling import ROW_UNIT, Tiling
 
 __all__ = [
+    "FP8",
+    "INT4",
+    "LARGEST",
+    "MOST_NARROW_ROWS",
     "MOST_ROWS",
     "ROW_UNIT",
     "Groups",
     "Order",
     "Tiling",
     "available",
+    "expanded",
     "grouped_matmul",
     "grouped_tiling_for",
     "in_groups",
     "in_groups_at_once",
-    "int4_matmul",
-    "int4_unit",
     "matmul",
+    "narrow_matmul",
+    "scaled_matmul",
+    "scaled_rows",
+    "scaled_tiling_for",
     "supports",
     "supports_groups",
-    "supports_int4",
+    "supports_narrow",
+    "supports_scaled",
     "tiling_for",
 ]
 
@@ -85,9 +96,7 @@ def matmul(
     """
     _check(x, w, tiling)
     dtype = jnp.dtype(out_dtype or x.dtype)
-    m = x.shape[0]
-    # Rows of shared memory come in eights, and those of an array do too if it has more.
-    padding = -m % 8 if m > 8 else 0
+    m, padding = x.shape[0], _row_padding(x.shape[0])
     if padding:
         x = _pad(x, padding)
         residual = None if residual is None else _pad(residual, padding)
@@ -97,6 +106,69 @@ def matmul(
         out = (out if residual is None else out + residual.astype(jnp.float32)).astype(dtype)
     else:
         out = hopper_matmul(x, w, tiling, residual=residual, out_dtype=dtype, interpret=interpret)
+    return out[:m] if padding else out
+
+
+def supports_scaled(
+    x: jax.Array | jax.ShapeDtypeStruct, w: jax.Array | jax.ShapeDtypeStruct
+) -> bool:
+    """Whether `scaled_matmul` takes values [M, K] and weights [N, K] or [2, F, K] of 8 bits.
+
+    Both must be float8_e4m3fn or both int8, K a multiple of 128, and N or F of 64.
+    """
+    narrow = x.dtype == w.dtype and x.dtype in (jnp.float8_e4m3fn, jnp.int8)
+    flat_or_gated = w.ndim == 2 or (w.ndim == 3 and w.shape[0] == 2)
+    return narrow and flat_or_gated and w.shape[-1] % 128 == 0 and w.shape[-2] % 64 == 0
+
+
+def scaled_matmul(
+    x: jax.Array,
+    w: jax.Array,
+    scales: tuple[jax.Array, jax.Array],
+    tiling: Tiling,
+    *,
+    out_dtype: jnp.dtype,
+    residual: jax.Array | None = None,
+    interpret: plgpu.InterpretGPUParams | None = None,
+) -> jax.Array:
+    """x [M, K] times w, both of 8 bits, times their scales.
+
+    Args:
+        w: [N, K] gives [M, N]; gate and up [2, F, K] give silu(x w[0]) * (x w[1]), [M, F].
+        scales: [M] of x, and [N] or [2, F] of w, float32.
+        tiling: of `scaled_tiling_for`. Its depth times its splits must divide K.
+        out_dtype: of the result.
+        residual: [M, N] to add, before the result is rounded.
+        interpret: run on a CPU, in Pallas' interpreter.
+
+    Raises:
+        ValueError: for arrays that `supports_scaled` rejects, and for a tiling that cuts them
+            unevenly.
+    """
+    if not supports_scaled(x, w):
+        raise ValueError(
+            "the kernel multiplies float8_e4m3fn or int8 whose K is a multiple of 128 and whose N "
+            f"is one of 64, got {x.dtype} {x.shape} and {w.dtype} {w.shape}: leave these to XLA"
+        )
+    _check_tiling(w.shape[-1], w.ndim == 3, tiling)
+    m, padding = x.shape[0], _row_padding(x.shape[0])
+    if padding:
+        x, scales = _pad(x, padding), (jnp.pad(scales[0], (0, padding)), scales[1])
+        residual = None if residual is None else _pad(residual, padding)
+    if tiling.splits > 1:
+        out = hopper_matmul(x, w, tiling, out_dtype=jnp.dtype(jnp.float32), interpret=interpret)
+        out = jnp.sum(out, axis=0) * scales[0][:, None] * scales[1]
+        out = (out if residual is None else out + residual.astype(jnp.float32)).astype(out_dtype)
+    else:
+        out = hopper_matmul(
+            x,
+            w,
+            tiling,
+            residual=residual,
+            scales=scales,
+            out_dtype=out_dtype,
+            interpret=interpret,
+        )
     return out[:m] if padding else out
 
 
@@ -132,6 +204,11 @@ def grouped_matmul(
     return jnp.sum(out, axis=0).astype(x.dtype) if tiling.splits > 1 else out
 
 
+def _row_padding(m: int) -> int:
+    """Rows of shared memory come in eights, and those of an array do too if it has more."""
+    return -m % 8 if m > 8 else 0
+
+
 def _pad(rows: jax.Array, padding: int) -> jax.Array:
     return jnp.pad(rows, ((0, padding), (0, 0)))
 
@@ -142,10 +219,14 @@ def _check(x: jax.Array, w: jax.Array, tiling: Tiling) -> None:
             f"the kernel multiplies 16-bit floats of one kind whose K and N are multiples of 64, "
             f"got {x.dtype} {x.shape} and {w.dtype} {w.shape}: leave these to XLA"
         )
-    if w.ndim == 3 and tiling.splits > 1:
+    _check_tiling(w.shape[0], w.ndim == 3, tiling)
+
+
+def _check_tiling(k: int, gated: bool, tiling: Tiling) -> None:
+    if gated and tiling.splits > 1:
         raise ValueError(f"a gated product cannot be summed later, got {tiling.splits} splits")
-    if w.shape[0] % (tiling.depth * tiling.splits):
+    if k % (tiling.depth * tiling.splits):
         raise ValueError(
-            f"K must be a multiple of depth times splits, got {w.shape[0]} with {tiling.depth} "
+            f"K must be a multiple of depth times splits, got {k} with {tiling.depth} "
             f"times {tiling.splits}: ask tiling_for"
         )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
+import jax.numpy as jnp
+
 from paged.kernels import up_to
 from paged.matmul.estimate import bound, grouped_tilings, ranked_tilings
 from paged.matmul.tiling import Tiling
-from paged.matmul.tuned import GROUPED, TUNED
+from paged.matmul.tuned import GROUPED, SCALED, TUNED
 
 # The estimate has no number for XLA. Where XLA is hard to beat a shape that nobody measured is left
 # to it: with few rows, for memory is all that counts then, and a small weight even with some; with
@@ -54,6 +56,31 @@ def _estimated(m: int, k: int, n: int, gated: bool, residual: bool) -> Tiling | 
     microseconds, tiling = ranked[0]
     limit = _MOST_OF_BOUND_GATED if gated else _MOST_OF_BOUND
     return tiling if microseconds < limit * bound(m, k, 2 * n if gated else n) else None
+
+
+def scaled_tiling_for(
+    m: int,
+    k: int,
+    n: int,
+    *,
+    device_kind: str,
+    gated: bool = False,
+    residual: bool = False,
+) -> Tiling | None:
+    """The fastest known tiling for operands of 8 bits; None where none cuts them evenly.
+
+    For the arguments see `tiling_for`. XLA is not weighed: for floats of 8 bits it takes minutes to
+    tune itself, and what follows these products costs it kernels of their own.
+    """
+    measured = _measured(SCALED, device_kind, (gated, k, n))
+    return _ranked_scaled(m, k, n, gated, residual) if measured is None else up_to(m, measured)
+
+
+@functools.cache
+def _ranked_scaled(m: int, k: int, n: int, gated: bool, residual: bool) -> Tiling | None:
+    dtype = jnp.dtype(jnp.float8_e4m3fn)
+    ranked = ranked_tilings(m, k, n, gated=gated, residual=residual, dtype=dtype)
+    return ranked[0][1] if ranked else None
 
 
 def grouped_tiling_for(

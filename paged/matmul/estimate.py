@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from paged.kernels import MULTIPROCESSORS
 from paged.matmul.tiling import ROWS, Plan, Tiling
 
-# What a multiprocessor multiplies (FLOP), receives and reads from its share of the memory (bytes),
-# and what all of them read, in a microsecond.
+# What a multiprocessor multiplies (FLOP of 16 bits; of 8 twice that), receives and reads from its
+# share of the memory (bytes), and what all of them read, in a microsecond.
 _FLOP, _RECEIVED, _READ, _ALL_READ = 6.3e6, 100e3, 40e3, 4.4e6
 # What narrow accumulators reach of those FLOP: they read more shared memory for each.
 _NARROW, _SHARE_OF_NARROW = 128, 0.84
@@ -23,16 +23,29 @@ _NARROW, _SHARE_OF_NARROW = 128, 0.84
 _LAUNCH, _SUM, _SUMMED = 2.5, 1.0, 3e6
 # Registers of a multiprocessor, threads of a warpgroup, and what each needs besides accumulators.
 _REGISTERS, _THREADS, _OTHER_REGISTERS = 65536, 128, 26
+_HALF = jnp.dtype(jnp.bfloat16)
 
 
 def ranked_tilings(
-    m: int, k: int, n: int, *, gated: bool = False, residual: bool = False
+    m: int,
+    k: int,
+    n: int,
+    *,
+    gated: bool = False,
+    residual: bool = False,
+    dtype: jnp.dtype = _HALF,
 ) -> list[tuple[float, Tiling]]:
     """All tilings worth a try, with the microseconds they are thought to take, best first.
 
-    For the arguments see `tiling_for`.
+    `dtype` is of the operands. For the other arguments see `tiling_for`.
     """
-    plans = [_plan(m, k, n, gated, residual, tiling) for tiling in _candidates(m, gated)]
+    # A row of shared memory holds twice as much of K in 8 bits.
+    longer = 2 // dtype.itemsize
+    tilings = [dataclasses.replace(t, depth=t.depth * longer) for t in _candidates(m, gated)]
+    if longer > 1 and m <= ROWS:
+        # Of equals the deepest first: so few rows leave room for it, and it gains a few percent.
+        tilings.sort(key=lambda tiling: -tiling.depth)
+    plans = [_plan(m, k, n, gated, residual, tiling, dtype) for tiling in tilings]
     rated = [(_microseconds(plan), plan.tiling) for plan in plans if _fits(plan)]
     return sorted(rated, key=lambda pair: pair[0])
 
@@ -136,7 +149,15 @@ def _candidates_for_many(m: int, splits: tuple[int, ...]) -> list[Tiling]:
     ]
 
 
-def _plan(m: int, k: int, n: int, gated: bool, residual: bool, tiling: Tiling) -> Plan:
+def _plan(
+    m: int,
+    k: int,
+    n: int,
+    gated: bool,
+    residual: bool,
+    tiling: Tiling,
+    dtype: jnp.dtype = _HALF,
+) -> Plan:
     split = tiling.splits > 1
     return Plan(
         tiling=tiling,
@@ -145,9 +166,10 @@ def _plan(m: int, k: int, n: int, gated: bool, residual: bool, tiling: Tiling) -
         n=n,
         gated=gated,
         residual=residual and not split,
-        dtype=jnp.dtype(jnp.bfloat16),
+        dtype=dtype,
         out_dtype=jnp.dtype(jnp.float32 if split else jnp.bfloat16),
         interpreted=False,
+        scaled=dtype.itemsize == 1 and not split,
     )
 
 
@@ -158,7 +180,7 @@ def _fits(plan: Plan) -> bool:
     than three buffers are too few to copy ahead.
     """
     tile = plan.tiling
-    whole = plan.k % (tile.depth * tile.splits) == 0 and plan.swizzle == 64
+    whole = plan.k % (tile.depth * tile.splits) == 0 and plan.column_unit == 64
     accumulator = ROWS * max(tile.widths) // _THREADS
     registers = _REGISTERS // (_THREADS * (tile.warpgroups + 1))
     enough = accumulator + _OTHER_REGISTERS <= registers
@@ -173,10 +195,12 @@ def _microseconds(plan: Plan) -> float:
     width = sum(tile.widths) * tile.column_warpgroups
     share = _SHARE_OF_NARROW if max(tile.widths) <= _NARROW else 1
     flop = 2 * tile.height * width * tile.depth / share
-    x_bytes = 2 * plan.rows_loaded * tile.row_warpgroups * tile.depth / tile.column_cluster
-    w_bytes = 2 * tile.depth * width / tile.row_cluster
-    step = max(flop / _FLOP, (x_bytes + w_bytes) / _RECEIVED, w_bytes / _READ)
-    reading = 2 * plan.k * plan.n * plan.halves / _ALL_READ
+    item = plan.dtype.itemsize
+    x_bytes = item * plan.rows_loaded * tile.row_warpgroups * tile.depth / tile.column_cluster
+    w_bytes = item * tile.depth * width / tile.row_cluster
+    rate = _FLOP * 2 / item
+    step = max(flop / rate, (x_bytes + w_bytes) / _RECEIVED, w_bytes / _READ)
+    reading = item * plan.k * plan.n * plan.halves / _ALL_READ
     total = _LAUNCH + max(turns * plan.steps * step * sharing, reading)
     if tile.splits > 1:
         # Each part is written and read again, in float32.

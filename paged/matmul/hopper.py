@@ -8,6 +8,9 @@ those with the same columns and other rows the weight, those with the same rows 
 
 Tiles may reach over the edges of the arrays. Copies read zeros there, and write nothing.
 
+Operands of 8 bits come with the depth last in both, and have scales: one for each row of x, one for
+each column of the output. The finished accumulator is multiplied by them, before all else.
+
 Rows may come in groups, each with a weight of its own and as many rows as the device finds. Then a
 list on the device says which rows a tile has, and of whose weight. A tile may reach into the next
 group's rows too, and writes none of them.
@@ -17,7 +20,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,49 +30,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged.kernels import Ref, divide, swizzled
 from paged.matmul.groups import Groups, WorkList, work_list
-from paged.matmul.tiling import OUTPUT_SLOTS, ROW_UNIT, ROWS, Plan, Tiling
+from paged.matmul.output import Output, Shared, Tile, span
+from paged.matmul.tiling import OUTPUT_SLOTS, ROWS, Plan, Tiling
 
 # Groups of rows and the tiles they are cut into.
 _Work = tuple[Groups, WorkList]
-
-
-class _Shared(NamedTuple):
-    """Shared memory and barriers of a program.
-
-    Attributes:
-        x: [stages, row warpgroups, rows, depth].
-        w: for each width the ring, [stages, column warpgroups, buffer rows, width].
-        w_halves: the same memory as [..., buffer rows, 2, width / 2]; empty without gates.
-        out: [warpgroups, OUTPUT_SLOTS, rows, chunk].
-        full, free: of the ring.
-        added: the residual's copies have arrived.
-    """
-
-    x: Ref
-    w: tuple[Ref, ...]
-    w_halves: tuple[Ref, ...]
-    out: Ref
-    full: Ref
-    free: Ref
-    added: Ref
-
-
-class _Tile(NamedTuple):
-    """An output tile of a program.
-
-    Attributes:
-        split, row, column: where it starts; `split` is a part of K.
-        done: tiles that the program did before.
-        end: where the rows of its group end; None if all rows have one weight.
-        weight: where the weight of its group starts.
-    """
-
-    split: jax.Array
-    row: jax.Array
-    column: jax.Array
-    done: jax.Array
-    end: jax.Array | None = None
-    weight: jax.Array | int = 0
+# Of rows [M] and of columns, [N] or [2, F].
+Scales = tuple[jax.Array, jax.Array]
 
 
 def hopper_matmul(
@@ -78,11 +45,14 @@ def hopper_matmul(
     tiling: Tiling,
     *,
     residual: jax.Array | None = None,
+    scales: Scales | None = None,
     groups: Groups | None = None,
     out_dtype: jnp.dtype | None = None,
     interpret: plgpu.InterpretGPUParams | None = None,
 ) -> jax.Array:
     """The kernel alone: see `paged.matmul.matmul`. `interpret` runs it on a CPU.
+
+    With `scales` see `paged.matmul.scaled_matmul`; of several splits they are left to the caller.
 
     Rows must be fewer than 8 or a multiple of 8. Several splits give [splits, M, N], yet to be
     summed, and are not for gates or a residual. With `groups`, w has an axis of them first; see
@@ -96,9 +66,10 @@ def hopper_matmul(
         tiling=tiling,
         m=x.shape[0],
         k=x.shape[1],
-        n=w.shape[-1],
+        n=w.shape[-1] if x.dtype.itemsize > 1 else w.shape[-2],
         gated=w.ndim == 3,
         residual=residual is not None,
+        scaled=scales is not None,
         dtype=x.dtype,
         out_dtype=jnp.dtype(out_dtype or x.dtype),
         interpreted=interpret is not None,
@@ -121,7 +92,7 @@ def hopper_matmul(
             approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
         interpret=interpret,
-    )(x, w, residual, work)
+    )(x, w, residual, scales, work)
 
 
 def _name(plan: Plan) -> str:
@@ -129,21 +100,14 @@ def _name(plan: Plan) -> str:
 
 
 def _scratch(plan: Plan) -> tuple[Any, ...]:
-    """See `_Shared`; the views of the ring of weights are one union."""
+    """See `Shared`; the views of the ring of weights are one union."""
     tile = plan.tiling
     operand = functools.partial(swizzled, plan.swizzle, plan.dtype.itemsize)
     memory = functools.partial(plgpu.SMEM, dtype=plan.dtype)
-
-    def ring(width: int) -> tuple[int, ...]:
-        return plan.stages, tile.column_warpgroups, plan.buffer_rows(width)
-
-    views = [memory((*ring(width), width), transforms=operand()) for width in tile.widths]
-    if plan.gated:
-        halves = [(*ring(width), 2, width // 2) for width in tile.widths]
-        views += [memory(shape, transforms=operand(1)) for shape in halves]
+    views = _weight_views(plan)
     out_shape = (tile.warpgroups, OUTPUT_SLOTS, ROWS, plan.chunk)
     out_transforms = swizzled(plan.chunk, plan.out_dtype.itemsize)
-    weight_copies = 2 if plan.gated and plan.interpreted else 1
+    weight_copies = 2 if plan.gated and (plan.interpreted or plan.depth_last) else 1
     copies = tile.row_warpgroups + tile.column_warpgroups * weight_copies
     return (
         memory((plan.stages, tile.row_warpgroups, ROWS, tile.depth), transforms=operand()),
@@ -152,6 +116,38 @@ def _scratch(plan: Plan) -> tuple[Any, ...]:
         plgpu.Barrier(num_barriers=plan.stages, num_arrivals=copies),
         _free_barriers(plan),
         plgpu.Barrier(num_barriers=(tile.warpgroups, OUTPUT_SLOTS)) if plan.residual else None,
+        *_scratch_of_scales(plan),
+    )
+
+
+def _weight_views(plan: Plan) -> list[Any]:
+    """Of the ring of weights: as buffers of each width, and with gates as their halves too."""
+    tile = plan.tiling
+    operand = functools.partial(swizzled, plan.swizzle, plan.dtype.itemsize)
+    memory = functools.partial(plgpu.SMEM, dtype=plan.dtype)
+    buffers = plan.stages, tile.column_warpgroups
+    if plan.depth_last:
+        return [memory((*buffers, max(tile.widths), tile.depth), transforms=operand())]
+
+    def ring(width: int) -> tuple[int, ...]:
+        return *buffers, plan.buffer_rows(width)
+
+    views = [memory((*ring(width), width), transforms=operand()) for width in tile.widths]
+    if plan.gated:
+        halves = [(*ring(width), 2, width // 2) for width in tile.widths]
+        views += [memory(shape, transforms=operand(1)) for shape in halves]
+    return views
+
+
+def _scratch_of_scales(plan: Plan) -> tuple[Any, ...]:
+    """Those of a warpgroup's rows and columns, and whether they have arrived."""
+    if not plan.scaled:
+        return (None, None, None)
+    warpgroups = plan.tiling.warpgroups
+    return (
+        plgpu.SMEM((warpgroups, ROWS), jnp.float32),
+        plgpu.SMEM((warpgroups, plan.halves, max(plan.out_widths)), jnp.float32),
+        plgpu.Barrier(num_barriers=warpgroups, num_arrivals=1 + plan.halves),
     )
 
 
@@ -171,6 +167,7 @@ def _kernel(
     x_ref: Ref,
     w_ref: Ref,
     residual_ref: Ref | None,
+    scale_refs: tuple[Ref, Ref] | None,
     work: _Work | None,
     out_ref: Ref,
     x_ring: Ref,
@@ -179,8 +176,9 @@ def _kernel(
     plan: Plan,
 ) -> None:
     """All tiles of one program."""
-    phases = len(plan.tiling.widths)
-    shared = _Shared(x_ring, w_rings[:phases], w_rings[phases:], *others)
+    phases = 1 if plan.depth_last else len(plan.tiling.widths)
+    shared = Shared(x_ring, w_rings[:phases], w_rings[phases:], *others)
+    ends = residual_ref, scale_refs, out_ref
     warpgroup = lax.axis_index("warpgroup")
     computers = plan.tiling.warpgroups
     # Each starts with its share of a multiprocessor's registers, 168 of three and 128 of four. The
@@ -192,7 +190,7 @@ def _kernel(
     def _() -> None:
         if more:
             plgpu.set_max_registers(more, action="increase")
-        compute = functools.partial(_compute, warpgroup, residual_ref, out_ref, shared, plan)
+        compute = functools.partial(_compute, warpgroup, ends, shared, plan)
         _for_each_tile(plan, work, compute)
         plgpu.wait_smem_to_gmem(0)
 
@@ -209,7 +207,7 @@ def _kernel(
                 plgpu.barrier_wait(shared.free.at[slot])
 
 
-def _for_each_tile(plan: Plan, work: _Work | None, handle: Callable[[_Tile], None]) -> jax.Array:
+def _for_each_tile(plan: Plan, work: _Work | None, handle: Callable[[Tile], None]) -> jax.Array:
     """Call `handle` for the tiles of this program. Returns how many there are."""
     tile = plan.tiling
     first = lax.axis_index("group")
@@ -225,7 +223,7 @@ def _for_each_tile(plan: Plan, work: _Work | None, handle: Callable[[_Tile], Non
         row = (row + index) * tile.row_cluster + lax.axis_index("cluster_row")
         column = (column * tile.column_cluster + lax.axis_index("cluster_column")) * plan.columns
         if work is None:
-            handle(_Tile(split, row * tile.height, column, done))
+            handle(Tile(split, row * tile.height, column, done))
         else:
             handle(_tile_of_group(plan, work, split, row, column, done))
         return carry
@@ -243,7 +241,7 @@ def _tile_of_group(
     index: jax.Array,
     column: jax.Array,
     done: jax.Array,
-) -> _Tile:
+) -> Tile:
     """The row tile `index` of the list, at a column."""
     groups, tiles = work
     group = tiles.groups[index]
@@ -251,10 +249,10 @@ def _tile_of_group(
     left = tiles.ends[group] - index
     end, size, height = groups.ends[group], groups.sizes[group], plan.tiling.height
     before = lax.div(size + height - 1, height) - left
-    return _Tile(split, end - size + before * height, column, done, end, group * plan.k)
+    return Tile(split, end - size + before * height, column, done, end, group * plan.k)
 
 
-def _copy(x_ref: Ref, w_ref: Ref, shared: _Shared, plan: Plan, place: _Tile) -> None:
+def _copy(x_ref: Ref, w_ref: Ref, shared: Shared, plan: Plan, place: Tile) -> None:
     """Copy what a tile is made of into the ring, as its buffers become free."""
     for phase in range(len(plan.tiling.widths)):
         fill = functools.partial(_fill, x_ref, w_ref, shared, plan, place, phase)
@@ -264,9 +262,9 @@ def _copy(x_ref: Ref, w_ref: Ref, shared: _Shared, plan: Plan, place: _Tile) -> 
 def _fill(
     x_ref: Ref,
     w_ref: Ref,
-    shared: _Shared,
+    shared: Shared,
     plan: Plan,
-    place: _Tile,
+    place: Tile,
     phase: int,
     step: jax.Array,
     carry: jax.Array,
@@ -278,9 +276,9 @@ def _fill(
     full = shared.full.at[slot]
     pl.when(count >= plan.stages)(lambda: plgpu.barrier_wait(shared.free.at[slot]))
     start = (place.split * plan.steps + step) * tile.depth
-    depth, weight_rows = _span(start, tile.depth), _span(place.weight + start, tile.depth)
+    depth, weight_rows = span(start, tile.depth), span(place.weight + start, tile.depth)
     for i in range(tile.row_warpgroups):
-        rows = _span(place.row + i * ROWS, plan.rows_loaded, 8)
+        rows = span(place.row + i * ROWS, plan.rows_loaded, 8)
         target = shared.x.at[slot, i, pl.ds(0, plan.rows_loaded)]
         _multicast(x_ref.at[rows, depth], target, full, "cluster_column", tile.column_cluster)
     for j in range(tile.column_warpgroups):
@@ -289,21 +287,15 @@ def _fill(
     return carry
 
 
-def _count(plan: Plan, place: _Tile, phase: int) -> jax.Array:
+def _count(plan: Plan, place: Tile, phase: int) -> jax.Array:
     """Buffers filled before those of a phase."""
     return (place.done * len(plan.tiling.widths) + phase) * plan.steps
 
 
-def _column(plan: Plan, place: _Tile, phase: int, j: jax.Array | int) -> jax.Array:
+def _column(plan: Plan, place: Tile, phase: int, j: jax.Array | int) -> jax.Array:
     """The first output column of column warpgroup `j` in a phase."""
     before = sum(plan.out_widths[:phase]) * plan.tiling.column_warpgroups
     return place.column + before + j * plan.out_widths[phase]
-
-
-def _span(start: jax.Array | int, size: int, unit: int | None = None) -> pl.Slice:
-    if isinstance(start, int):
-        return pl.ds(start, size)
-    return pl.ds(pl.multiple_of(start, unit or size), size)
 
 
 def _copy_weight(
@@ -314,7 +306,7 @@ def _copy_weight(
     j: int,
     phase: int,
     full: Ref,
-    shared: _Shared,
+    shared: Shared,
     plan: Plan,
 ) -> None:
     """Copy the columns of column warpgroup `j` from `column` on: with gates, of either half."""
@@ -323,8 +315,12 @@ def _copy_weight(
         _multicast, full=full, axis="cluster_row", sharers=plan.tiling.row_cluster
     )
     width = plan.out_widths[phase]
-    columns = _span(column, width, plan.swizzle)
-    if not plan.gated:
+    columns = span(column, width, plan.column_unit)
+    if plan.depth_last:
+        for half in range(plan.halves):
+            source = w_ref.at[half, columns, depth] if plan.gated else w_ref.at[columns, depth]
+            copy(source, shared.w[0].at[slot, j, pl.ds(half * width, width)])
+    elif not plan.gated:
         copy(w_ref.at[depth, columns], shared.w[phase].at[slot, j, rows])
     elif plan.interpreted:  # which does not know that the views share their memory
         for half in range(2):
@@ -340,22 +336,19 @@ def _multicast(source: Ref, target: Ref, full: Ref, axis: str, sharers: int) -> 
 
 def _compute(
     warpgroup: jax.Array,
-    residual_ref: Ref | None,
-    out_ref: Ref,
-    shared: _Shared,
+    ends: tuple[Ref | None, tuple[Ref, Ref] | None, Ref],
+    shared: Shared,
     plan: Plan,
-    place: _Tile,
+    place: Tile,
 ) -> None:
-    """One warpgroup's part of a tile."""
+    """One warpgroup's part of a tile; `ends` are the residual, the scales and the output."""
     i, j = divide(warpgroup, plan.tiling.column_warpgroups)
     row = place.row + i * ROWS
 
     def multiply() -> None:
         for phase, width in enumerate(plan.out_widths):
             column = _column(plan, place, phase, j)
-            output = _Output(
-                warpgroup, residual_ref, out_ref, shared, plan, place, row, column, width
-            )
+            output = Output(warpgroup, *ends, shared, plan, place, row, column, width)
             output.begin()
             output.store(_products(i, j, shared, plan, place, phase))
 
@@ -366,7 +359,7 @@ def _compute(
         pl.when(row >= place.end)(functools.partial(_let_pass, shared, plan, place))
 
 
-def _let_pass(shared: _Shared, plan: Plan, place: _Tile) -> None:
+def _let_pass(shared: Shared, plan: Plan, place: Tile) -> None:
     """Free the buffers of a tile that has no rows for this warpgroup."""
     before = _count(plan, place, 0)
 
@@ -380,12 +373,18 @@ def _let_pass(shared: _Shared, plan: Plan, place: _Tile) -> None:
 
 
 def _products(
-    i: jax.Array, j: jax.Array, shared: _Shared, plan: Plan, place: _Tile, phase: int
+    i: jax.Array, j: jax.Array, shared: Shared, plan: Plan, place: Tile, phase: int
 ) -> jax.Array:
-    """The sum over K of the products of buffers, [rows, width] in float32."""
+    """The sum over K of the products of buffers, [rows, width] in `Plan.sum_dtype`."""
     tile = plan.tiling
     before = _count(plan, place, phase)
     rows = pl.ds(0, tile.depth)
+
+    def weight(slot: jax.Array) -> Ref:
+        if plan.depth_last:
+            outputs = pl.ds(0, tile.widths[phase])
+            return shared.w[0].at[slot, j, outputs].transpose((1, 0))
+        return shared.w[phase].at[slot, j, rows]
 
     def release(count: jax.Array) -> None:
         plgpu.barrier_arrive(shared.free.at[lax.rem(count, plan.stages)])
@@ -394,7 +393,7 @@ def _products(
         def step(k: jax.Array, carry: jax.Array) -> jax.Array:
             slot = lax.rem(before + k, plan.stages)
             plgpu.barrier_wait(shared.full.at[slot])
-            plgpu.wgmma(acc, shared.x.at[slot, i], shared.w[phase].at[slot, j, rows])
+            plgpu.wgmma(acc, shared.x.at[slot, i], weight(slot))
             plgpu.wgmma_wait(1)
             pl.when(k > 0)(lambda: release(before + k - 1))
             return carry
@@ -403,94 +402,6 @@ def _products(
         return acc[...]
 
     shape = (ROWS, tile.widths[phase])
-    acc = pl.run_scoped(all_steps, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+    acc = pl.run_scoped(all_steps, plgpu.WGMMAAccumulatorRef(shape, plan.sum_dtype))
     release(before + plan.steps - 1)
     return acc
-
-
-class _Output(NamedTuple):
-    """Where a warpgroup's accumulator goes: from `row` and `column`, `width` columns."""
-
-    warpgroup: jax.Array
-    residual_ref: Ref | None
-    out_ref: Ref
-    shared: _Shared
-    plan: Plan
-    place: _Tile
-    row: jax.Array
-    column: jax.Array
-    width: int
-
-    def begin(self) -> None:
-        """Start to copy what is to be added."""
-        if self.residual_ref is not None:
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            for c in range(min(OUTPUT_SLOTS, self._chunks)):
-                self._copy_residual(c)
-
-    def store(self, acc: jax.Array) -> None:
-        """Finish the accumulator, chunk by chunk."""
-        for c in range(self._chunks):
-            buffer = self.shared.out.at[self.warpgroup, c % OUTPUT_SLOTS]
-            values = self._values(acc, c)
-            if self.residual_ref is None:
-                plgpu.wait_smem_to_gmem(OUTPUT_SLOTS - 1, wait_read_only=True)
-            else:
-                plgpu.barrier_wait(self.shared.added.at[self.warpgroup, c % OUTPUT_SLOTS])
-                added = plgpu.load(buffer, layout=plgpu.Layout.WGMMA)
-                values = values + added.astype(jnp.float32)
-            buffer[...] = values.astype(self.plan.out_dtype)
-            plgpu.commit_smem()
-            self._copy_out(c)
-            if self.residual_ref is not None and c + OUTPUT_SLOTS < self._chunks:
-                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                self._copy_residual(c + OUTPUT_SLOTS)
-
-    @property
-    def _chunks(self) -> int:
-        return self.width // self.plan.chunk
-
-    def _values(self, acc: jax.Array, c: int) -> jax.Array:
-        chunk = self.plan.chunk
-        columns = slice(c * chunk, (c + 1) * chunk)
-        if not self.plan.gated:
-            return acc[:, columns]
-        gate, up = acc[:, : self.width][:, columns], acc[:, self.width :][:, columns]
-        return gate * up / (1 + jnp.exp(-gate))
-
-    def _copy_residual(self, c: int) -> None:
-        barrier = self.shared.added.at[self.warpgroup, c % OUTPUT_SLOTS]
-        rows = self.plan.rows_loaded
-        plgpu.copy_gmem_to_smem(
-            self._place(self.residual_ref, c, 0, rows), self._staged(c, 0, rows), barrier
-        )
-
-    def _copy_out(self, c: int) -> None:
-        def copy(first: jax.Array | int, rows: int) -> None:
-            plgpu.copy_smem_to_gmem(
-                self._staged(c, first, rows), self._place(self.out_ref, c, first, rows)
-            )
-
-        def copy_few(i: jax.Array, carry: jax.Array) -> jax.Array:
-            copy(i * ROW_UNIT, ROW_UNIT)
-            return carry
-
-        rows = self.plan.rows_loaded
-        if self.place.end is None:
-            copy(0, rows)
-            return
-        left = self.place.end - self.row
-        pl.when(left >= rows)(lambda: copy(0, rows))
-
-        @pl.when(left < rows)
-        def _() -> None:
-            lax.fori_loop(0, lax.div(left, ROW_UNIT), copy_few, jnp.int32(0))
-
-    def _staged(self, c: int, first: jax.Array | int, rows: int) -> Ref:
-        return self.shared.out.at[self.warpgroup, c % OUTPUT_SLOTS, _span(first, rows, 8)]
-
-    def _place(self, ref: Ref, c: int, first: jax.Array | int, count: int) -> Ref:
-        rows = _span(self.row + first, count, 8)
-        columns = _span(self.column + c * self.plan.chunk, self.plan.chunk)
-        split = self.plan.tiling.splits > 1
-        return ref.at[self.place.split, rows, columns] if split else ref.at[rows, columns]

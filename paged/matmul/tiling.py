@@ -66,6 +66,23 @@ class Tiling:
         return self.row_cluster * self.column_cluster
 
 
+@dataclass(frozen=True)
+class Cut:
+    """How a product with weights out of registers is cut.
+
+    Attributes:
+        warpgroups: that multiply, each 64 outputs.
+        splits: parts of K, each summed apart.
+        depth: inputs in a buffer.
+        residents: programs that a multiprocessor runs at a time.
+    """
+
+    warpgroups: int = 2
+    splits: int = 1
+    depth: int = 128
+    residents: int = 1
+
+
 def most_tiles(rows: int, groups: int, height: int) -> int:
     """Row tiles that groups of `rows` in all are cut into at most, none of which has two groups."""
     return min(rows // ROW_UNIT, rows // height + groups)
@@ -80,6 +97,7 @@ class Plan:
         m, k, n: x is [m, k], the output [m, n].
         gated: the weight is [k, 2, n], all gates before all that they gate, not [k, n].
         residual: an [m, n] array is added.
+        scaled: the products are multiplied by a scale for each row and each column.
         dtype: of the operands.
         out_dtype: of the output.
         interpreted: whether Pallas' interpreter runs the kernel.
@@ -96,6 +114,7 @@ class Plan:
     dtype: jnp.dtype
     out_dtype: jnp.dtype
     interpreted: bool
+    scaled: bool = False
     groups: int = 0
     most: int = 0
 
@@ -110,8 +129,23 @@ class Plan:
         return tuple(width // self.halves for width in self.tiling.widths)
 
     @property
+    def depth_last(self) -> bool:
+        """Whether the weight comes as [n, k] or [2, n, k]: so it must where it has 8 bits."""
+        return self.dtype.itemsize == 1
+
+    @property
+    def sum_dtype(self) -> jnp.dtype:
+        """What the products are summed in."""
+        return jnp.dtype(jnp.int32 if self.dtype == jnp.int8 else jnp.float32)
+
+    @property
     def swizzle(self) -> int:
         """Elements of a swizzled row of the operands in shared memory."""
+        return 128 if self.depth_last else math.gcd(64, *self.out_widths)
+
+    @property
+    def column_unit(self) -> int:
+        """What divides the first column of every tile."""
         return math.gcd(64, *self.out_widths)
 
     @property
@@ -171,12 +205,18 @@ class Plan:
         weight = tile.column_warpgroups * self.buffer_rows(width) * width * item
         stage = tile.height * tile.depth * item + weight
         free = _SHARED_BYTES // tile.residents - _SHARED_BYTES_LOST - self._output_bytes
+        free -= self._scale_bytes
         return min(_MAX_STAGES, free // stage, self.steps)
 
     @property
     def _output_bytes(self) -> int:
         staged = self.tiling.warpgroups * OUTPUT_SLOTS * ROWS * self.chunk
         return staged * self.out_dtype.itemsize
+
+    @property
+    def _scale_bytes(self) -> int:
+        floats = self.tiling.warpgroups * (ROWS + max(self.tiling.widths))
+        return 4 * floats if self.scaled else 0
 
     def buffer_rows(self, width: int) -> int:
         """Rows of a weight buffer `width` columns wide: all buffers of a ring are one size."""

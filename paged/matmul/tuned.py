@@ -2,16 +2,19 @@
 
 A product is (gated, K, columns of its output). Its tilings are for up to so many rows; the last is
 for more rows too. None is XLA. One whose rows come in groups is (gated, groups, K, columns); its
-tilings are written by `benchmarks/expert_kernels.py`.
+tilings are written by `benchmarks/expert_kernels.py`. Those of operands of 8 bits, and of
+weights alone of 4 or 8 bits, of which a product is (K, columns of the weight), are written by
+`benchmarks/tune_narrow.py`.
 """
 
 from __future__ import annotations
 
-from paged.matmul.tiling import Tiling
+from paged.matmul.tiling import Cut, Tiling
 
 Product = tuple[bool, int, int]
 UpTo = tuple[int, Tiling | None]
 GroupedProduct = tuple[bool, int, int, int]
+NarrowProduct = tuple[int, int]
 
 TUNED: dict[str, dict[Product, tuple[UpTo, ...]]] = {
     "NVIDIA H200": {
@@ -51,5 +54,17 @@ TUNED: dict[str, dict[Product, tuple[UpTo, ...]]] = {
 }
 
 GROUPED: dict[str, dict[GroupedProduct, tuple[tuple[int, Tiling], ...]]] = {
+    "NVIDIA H200": {},
+}
+
+SCALED: dict[str, dict[Product, tuple[tuple[int, Tiling], ...]]] = {
+    "NVIDIA H200": {},
+}
+
+NARROW_INT4: dict[str, dict[NarrowProduct, tuple[tuple[int, Cut], ...]]] = {
+    "NVIDIA H200": {},
+}
+
+NARROW_FP8: dict[str, dict[NarrowProduct, tuple[tuple[int, Cut], ...]]] = {
     "NVIDIA H200": {},
 }

@@ -109,6 +109,11 @@ class PoolingEngine:
         return self.dead_error is not None
 
     @property
+    def trouble(self) -> str | None:
+        """Why requests cannot be served now, None if they can: what follows "The engine"."""
+        return "has stopped; see the server's log" if self.errored else None
+
+    @property
     def dead_error(self) -> EngineDead | None:
         """What the engine died of; None while it lives and after a shutdown."""
         return self._worker.dead_error

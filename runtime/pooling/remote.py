@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from paged.models.reports import Report, report
 from paged.runtime.child_process import ChildProcess
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import EngineDead
@@ -26,6 +27,7 @@ from paged.runtime.wire import (
     Computed,
     Failed,
     FromPooling,
+    Loading,
     PoolingReady,
     Start,
 )
@@ -130,4 +132,6 @@ class RemoteRunner:
         for message in messages:
             if isinstance(message, Failed):
                 raise message.error()
-        return messages
+            if isinstance(message, Loading):
+                report(Report(message.label, message.unit, message.done, message.total))
+        return [message for message in messages if not isinstance(message, Loading)]

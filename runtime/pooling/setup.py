@@ -95,6 +95,11 @@ def prepare_pooling(
     Raises:
         ConfigError: the flags do not go together or do not fit the device. Nothing is loaded then.
     """
+    if config.cpu_offload_gb:
+        raise ConfigError(
+            f"--cpu-offload-gb is for models that generate text, and {source.name} gives "
+            "embeddings or scores: leave it out."
+        )
     use_compile_cache(config.compile_cache_dir)
     if config.tensor_parallel_size > 1:
         raise ConfigError(

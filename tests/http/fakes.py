@@ -225,6 +225,10 @@ class FakeEngine:
         times = RequestMetrics(time.time(), time.time(), time.time(), time.time())
         return RequestOutput(request_id, None, prompt, None, sequences, True, 1, times)
 
+    @property
+    def trouble(self) -> str | None:
+        return "has stopped; see the server's log" if self.errored else None
+
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 

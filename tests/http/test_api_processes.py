@@ -186,7 +186,7 @@ def test_all_finish_what_they_have_begun(model: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("which", range(COUNT))
 def test_when_one_is_killed_the_others_leave(model: Path, which: int) -> None:
-    with server(model) as (running, pids):
+    with server(model, "--max-engine-restarts=0") as (running, pids):
         os.kill(pids[which], signal.SIGKILL)
         assert running.process.wait(20) == 1
         assert all(is_gone(pid) for pid in pids)

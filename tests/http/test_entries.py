@@ -149,7 +149,7 @@ def test_each_engine_gets_its_share_and_a_process(
 ) -> None:
     asked: list[Any] = []
 
-    def start(config: EngineConfig, *, separate_process: bool) -> FakeEngine:
+    def start(config: EngineConfig, *, separate_process: bool, **how: Any) -> FakeEngine:
         asked.append((config.model, config.gpu_memory_utilization, separate_process))
         return FakeEngine()
 

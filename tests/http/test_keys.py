@@ -55,6 +55,16 @@ def ask(client: TestClient, key: str = "secret", **body: Any) -> Any:
     return client.post(COMPLETIONS, json={"prompt": "abc"} | body, headers=headers)
 
 
+def test_metrics_may_need_a_key_of_the_file(engine: FakeEngine, file: Path) -> None:
+    write(file, entry())
+    headers = {"X-Api-Key": "secret"}
+    assert client_of(engine, file).get("/metrics").status_code == 200
+    closed = client_of(engine, file, metrics_need_key=True)
+    assert closed.get("/metrics").status_code == 401
+    assert closed.get("/metrics", headers=headers).status_code == 200
+    assert closed.get("/ready").status_code == 200
+
+
 def test_who_is_let_in(engine: FakeEngine, file: Path) -> None:
     write(file, entry(), entry("other", name="bob"))
     client = client_of(engine, file, api_keys=["plain"])

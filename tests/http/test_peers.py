@@ -73,7 +73,7 @@ def test_load_is_that_of_all(tmp_path: Path) -> None:
 
 def test_health_is_that_of_all(tmp_path: Path) -> None:
     async def run() -> None:
-        async with two_peers(tmp_path, dead=[]) as (engine, client):
+        async with two_peers(tmp_path, troubles=[]) as (engine, client):
             assert (await client.get("/health")).status_code == 200
             engine.errored = True
             assert (await client.get("/health")).status_code == 503
@@ -83,7 +83,7 @@ def test_health_is_that_of_all(tmp_path: Path) -> None:
 
 def test_an_engine_that_is_dead_elsewhere(tmp_path: Path) -> None:
     async def run() -> None:
-        async with two_peers(tmp_path, dead=["tiny"]) as (_, client):
+        async with two_peers(tmp_path, troubles=["The engine of tiny has stopped"]) as (_, client):
             reply = await client.get("/health")
             assert reply.status_code == 503
             assert "The engine of tiny has stopped" in reply.json()["error"]["message"]
@@ -93,7 +93,7 @@ def test_an_engine_that_is_dead_elsewhere(tmp_path: Path) -> None:
 
 def test_a_process_that_is_gone(tmp_path: Path) -> None:
     async def run() -> None:
-        async with two_peers(tmp_path, dead=[], load=0) as (_, client):
+        async with two_peers(tmp_path, troubles=[], load=0) as (_, client):
             (tmp_path / "b").unlink()
             for path in ("/health", "/load", "/metrics"):
                 reply = await client.get(path)

@@ -101,7 +101,15 @@ def test_anything_else_does_not(guarded: TestClient, headers: Any) -> None:
         assert reply.headers["www-authenticate"] == "Bearer"
 
 
-@pytest.mark.parametrize("path", ["/health", "/ping", "/version", "/metrics"])
+def test_metrics_may_need_a_key(engine: FakeEngine) -> None:
+    app = create_app(engine, ["tiny"], api_keys=["secret"], metrics_need_key=True)
+    client = TestClient(app)
+    assert client.get("/metrics").status_code == 401
+    assert client.get("/metrics", headers={"Authorization": "Bearer secret"}).status_code == 200
+    assert client.get("/ready").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/ping", "/version", "/metrics"])
 def test_probes_need_no_key(guarded: TestClient, path: str) -> None:
     assert guarded.get(path).status_code == 200
 

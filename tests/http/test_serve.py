@@ -66,8 +66,14 @@ def test_a_signal_lets_running_requests_finish(number: signal.Signals) -> None:
         next(lines)
         running.process.send_signal(number)
         time.sleep(0.3)
-        with pytest.raises(httpx2.ConnectError):
-            httpx2.get(f"{running.url}/models")
+        root = running.url.removesuffix("/v1")
+        for path in ("/v1/models", "/ready"):
+            reply = httpx2.get(root + path)
+            assert (reply.status_code, reply.headers["connection"]) == (503, "close")
+            assert int(reply.headers["retry-after"]) > 0
+            assert reply.json()["error"]["message"].startswith("This server is stopping")
+        for path in ("/health", "/metrics"):
+            assert httpx2.get(root + path).status_code == 200
         assert list(lines)[-1] == "data: [DONE]"
         assert running.process.wait(10) == 0
 

@@ -4,6 +4,7 @@ import contextlib
 import resource
 import socket
 import ssl
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -134,3 +135,18 @@ def test_certificates_are_read_before_the_model(
         assert line.startswith(f"Cannot use the certificates in {path}: ")
     line = complaint(capsys, f"--ssl-keyfile={empty}")
     assert line == "--ssl-keyfile and --ssl-ca-certs need --ssl-certfile"
+
+
+def test_connections_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    """Longer than pools of clients and proxies keep theirs, or as long as the flag says."""
+    assert ServeOptions().timeout_keep_alive > 60
+    assert complaint(capsys, "--timeout-keep-alive=0").startswith("--timeout-keep-alive must be")
+    with started(PROGRAM, "--timeout-keep-alive=1") as running:
+        address = urlsplit(running.url)
+        with socket.create_connection((address.hostname, address.port), 10) as connection:
+            for _ in range(2):
+                connection.sendall(b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n")
+                assert b"200 OK" in connection.recv(4096)
+            start = time.monotonic()
+            assert connection.recv(4096) == b""
+            assert 0.5 < time.monotonic() - start < 5

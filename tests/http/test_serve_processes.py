@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import psutil
@@ -79,7 +80,7 @@ def test_a_signal_to_the_whole_group_lets_requests_finish(
 
 
 def test_a_killed_engine_process_ends_the_server(model: Path) -> None:
-    with server(model) as running:
+    with server(model, "--max-engine-restarts=0") as running:
         health = running.url.removesuffix("/v1") + "/health"
         assert httpx2.get(health).status_code == 200
         lines = running.stream()
@@ -115,7 +116,7 @@ def test_what_the_engine_cannot_start_with_is_one_line(model: Path) -> None:
 def test_one_process_does_it_all_if_asked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(config: EngineConfig, *, separate_process: bool) -> None:
+    def refuse(config: EngineConfig, *, separate_process: bool, **how: Any) -> None:
         raise ConfigError(f"{separate_process=}")
 
     monkeypatch.setattr(AsyncEngine, "from_config", refuse)

@@ -121,7 +121,7 @@ def test_both_serve_and_end_together(both: Path) -> None:
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_dead_engine_ends_them_all(both: Path, victim: int) -> None:
-    with server(both) as running:
+    with server(both, "--max-engine-restarts=0") as running:
         health = running.url.removesuffix("/v1") + "/health"
         assert httpx2.get(health).status_code == 200
         pids = engine_pids(running.process.pid)
@@ -181,7 +181,7 @@ def test_a_signal_ends_those_that_are_starting(
 
         wait_until(both_are_there, 60)
         os.killpg(process.pid, number)
-        assert process.wait(10) in (130, -signal.SIGTERM)
+        assert process.wait(10) == 0
         wait_until(lambda: all(map(is_gone, pids)))
 
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 import pytest
+from starlette.applications import Starlette
 
 from paged.http import connection
 from paged.http.api import body
@@ -206,6 +207,30 @@ def test_slow_clients_are_cut_off(url: str, begin: bytes, rest: bytes, status: i
         received = everything(client)
     assert took < 5
     assert statuses(received)[-1:] == ([] if status is None else [status])
+
+
+def test_too_many_headers(url: str) -> None:
+    many = b"".join(b"X-%d: y\r\n" % number for number in range(300))
+    assert statuses(answers(url, GET + many + b"\r\n")) == [431]
+
+
+def test_whoever_takes_nothing_is_cut_off(
+    app: Starlette, engine: FakeEngine, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that is not read ends with its request, and leaves nothing behind."""
+    monkeypatch.setattr(connection, "SEND_TIMEOUT", 0.5)
+    engine.answer, engine.max_model_len = "x" * 400_000, 10**6
+    asked = b'{"prompt": "a", "stream": true, "logprobs": 5, "max_tokens": 400000}'
+    with connect(url) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(asked) + asked)
+        assert client.recv(100)
+        deadline = time.monotonic() + 20
+        while not engine.aborted and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert engine.aborted
+    assert not engine.running
+    assert app.state.load.num_requests == 0
 
 
 @pytest.mark.usefixtures("impatient")

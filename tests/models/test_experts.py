@@ -139,7 +139,7 @@ def test_experts_are_stacked_in_their_order():
     spec = described.kernel
     names = [f"{expert}.{part}.weight" for expert in range(X) for part in ("gate", "up")]
     assert [part.name for part in spec.parts] == names
-    assert spec.axes == (None, None, None, "mlp")
+    assert spec.axes == ("experts", None, None, None)
     kernel = spec.assemble([jnp.asarray(part) for part in parts], F32)
     assert kernel.shape == spec.shape == (X, D, 2, F)
     for expert in range(X):

@@ -61,6 +61,18 @@ def test_pages_are_updated_in_place_and_nothing_loops_over_the_host(
     assert " while(" not in text
 
 
+@pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
+def test_mosaic_reads_pages_of_8_bits_where_they_are(kv_dtype: str) -> None:
+    shape = dataclasses.replace(MIXED, head_dim=128, kv_dtype=kv_dtype)
+    program = compiled(shape, "mosaic")
+    memory, text = program.memory_analysis(), program.as_text()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < shape.spec.num_pages * shape.spec.bytes_per_page // 8
+    assert text is not None
+    assert "mosaic_gpu" in text
+    assert " while(" not in text
+
+
 @pytest.mark.parametrize("heads", [16, 128])
 @pytest.mark.parametrize("num_tokens", [64, 512], ids=["decode", "mixed"])
 def test_latents_are_updated_in_place_and_read_without_spilling(
@@ -84,8 +96,11 @@ def test_latents_are_updated_in_place_and_read_without_spilling(
         dataclasses.replace(MIXED, heads=7, kv_heads=1, head_dim=192, page_size=128),
         dataclasses.replace(MIXED, heads=24, kv_heads=1, head_dim=256, window=100, soft_cap=9.0),
         dataclasses.replace(MIXED, heads=64, window=128, sinks=True),
+        dataclasses.replace(MIXED, heads=64, window=128, sinks=True, kv_dtype="fp8_e5m2"),
+        dataclasses.replace(MIXED, head_dim=192, page_size=8, kv_dtype="int8"),
+        dataclasses.replace(MIXED, head_dim=256, page_size=128, soft_cap=9.0, kv_dtype="fp8"),
     ],
-    ids=["64", "128", "192", "256", "gpt-oss"],
+    ids=["64", "128", "192", "256", "gpt-oss", "64 of e5m2", "192 of int8", "256 of fp8"],
 )
 def test_the_mosaic_kernel_lowers(shape: Shape) -> None:
     text = compiled(shape, "mosaic").as_text()
@@ -103,10 +118,26 @@ def test_the_mosaic_kernel_lowers(shape: Shape) -> None:
         dataclasses.replace(DECODE, heads=48, kv_heads=3, head_dim=256, page_size=128),
         dataclasses.replace(DECODE, heads=64, window=128, sinks=True),
         dataclasses.replace(DECODE, heads=8, kv_heads=4, head_dim=256, window=100, soft_cap=9.0),
+        dataclasses.replace(DECODE, head_dim=128, kv_dtype="fp8"),
+        dataclasses.replace(DECODE, heads=64, window=128, sinks=True, kv_dtype="fp8_e5m2"),
+        dataclasses.replace(DECODE, heads=32, kv_heads=2, head_dim=256, kv_dtype="fp8"),
         dataclasses.replace(LATENTS, num_tokens=64),
         dataclasses.replace(LATENTS, num_tokens=1, num_rows=1, page_size=8, dtype="float16"),
     ],
-    ids=["64", "128", "SmolLM2", "192", "256", "gpt-oss", "Gemma", "DeepSeek", "DeepSeek of 8"],
+    ids=[
+        "64",
+        "128",
+        "SmolLM2",
+        "192",
+        "256",
+        "gpt-oss",
+        "Gemma",
+        "128 of fp8",
+        "64 of e5m2",
+        "256 of fp8",
+        "DeepSeek",
+        "DeepSeek of 8",
+    ],
 )
 def test_the_mosaic_decode_kernels_do_not_spill(shape: Shape, ptxas: Callable[[], str]) -> None:
     compiled(shape, "mosaic")

@@ -101,6 +101,16 @@ def test_mosaic_shapes(shape: Shape, rows: list[Row]) -> None:
     check(shape, rows, "mosaic")
 
 
+@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2", "int8"])
+@pytest.mark.parametrize("shape", HOPPER, ids=str)
+def test_mosaic_over_pages_of_8_bits(shape: Shape, kv_dtype: str) -> None:
+    skip_unless_it_runs("mosaic")
+    shape = dataclasses.replace(shape, kv_dtype=kv_dtype)
+    check(shape, MIXED, "mosaic")
+    decode = dataclasses.replace(shape, num_rows=len(EDGES), num_tokens=len(EDGES))
+    check(decode, [Row(length - 1, 1) for length in EDGES], "mosaic", decode_only=True)
+
+
 def difference(shape: Shape, rows: list[Row], backend: str, decode_only: bool) -> float:
     """Norm of a backend's error against the reference in float32, relative to the output's."""
     batch = make_batch(shape, rows)
@@ -141,6 +151,15 @@ def test_chunks_of_2048_tokens_beside_decode_rows(backend: str) -> None:
     skip_unless_it_runs(backend)
     rows = [Row(6000, 1500), *[Row(1000 + n, 1) for n in range(28)], Row(0, 300), Row(77, 200)]
     assert difference(CHUNK, rows, backend, decode_only=False) < 4e-3
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
+@pytest.mark.parametrize("backend", ["triton", "mosaic"])
+def test_a_chunk_beside_decode_rows_over_pages_of_8_bits(backend: str, kv_dtype: str) -> None:
+    skip_unless_it_runs(backend)
+    shape = dataclasses.replace(CHUNK, kv_dtype=kv_dtype)
+    rows = [Row(6000, 1500), *[Row(1000 + n, 1) for n in range(28)], Row(0, 300), Row(77, 200)]
+    assert difference(shape, rows, backend, decode_only=False) < 5e-3
 
 
 def layer_of(shape: Shape) -> Layer:

@@ -48,6 +48,8 @@ def interpreted_decode(
     scoring: Scoring,
     sinks: jax.Array | None,
 ) -> jax.Array:
+    if decode.obstacle(q, pages):
+        return attention.BACKENDS["xla"]().decode(q, pages, lengths, meta, scoring, sinks)
     tiling = meta.tilings.of_decode(len(q)) or MosaicDecode()
     assert isinstance(tiling, MosaicDecode)
     interpret = plgpu.InterpretGPUParams()
@@ -111,6 +113,29 @@ def test_nothing_to_do() -> None:
     check(SHAPE, [Row(15, 1)], "interpreted")
 
 
+def test_decode_over_pages_of_8_bits() -> None:
+    shape = replace(DECODE, heads=6, kv_heads=2, page_size=8, kv_dtype="fp8")
+    check(
+        replace(shape, window=90, sinks=True, soft_cap=10.0),
+        LENGTHS,
+        "interpreted",
+        decode_only=True,
+    )
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
+def test_chunks_over_pages_of_8_bits(kv_dtype: str) -> None:
+    check(replace(SHAPE, kv_dtype=kv_dtype, page_size=64, window=90), MIXED, "interpreted")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2"])
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+def test_decode_sweep_over_pages_of_8_bits(kv_dtype: str, head_dim: int) -> None:
+    shape = replace(DECODE, heads=6, kv_heads=2, page_size=128, head_dim=head_dim)
+    check(replace(shape, kv_dtype=kv_dtype), LENGTHS, "interpreted", decode_only=True)
+
+
 def check_tiling(shape: Shape, tiling: DecodeTiling | PrefillTiling) -> None:
     """What is computed does not depend on it."""
     if isinstance(tiling, MosaicDecode):
@@ -157,6 +182,9 @@ def test_no_candidate_changes_anything(head_dim: int, place: int) -> None:
         {"heads": 12, "window": 1},
         {"heads": 24, "window": 128, "head_dim": 256, "soft_cap": 30.0},
         {"dtype": "float16"},
+        {"kv_dtype": "fp8", "head_dim": 128, "page_size": 8},
+        {"kv_dtype": "fp8_e5m2", "head_dim": 192, "window": 5},
+        {"kv_dtype": "int8", "head_dim": 256, "page_size": 128, "dtype": "float16"},
     ],
     ids=str,
 )
@@ -165,19 +193,25 @@ def test_sweep(options: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kv_dtype", "head_dim", "supported"),
+    ("dtype", "kv_dtype", "head_dim", "prompts", "decoding"),
     [
-        ("bfloat16", None, 128, True),
-        ("float16", None, 64, True),
-        ("float32", None, 128, False),
-        ("bfloat16", "float8_e4m3fn", 128, False),
-        ("bfloat16", None, 80, False),
-        ("bfloat16", None, 320, False),
+        ("bfloat16", None, 128, True, True),
+        ("float16", None, 64, True, True),
+        ("float32", None, 128, False, False),
+        ("bfloat16", "float32", 128, False, False),
+        ("bfloat16", "float8_e4m3fn", 128, True, True),
+        ("float16", "float8_e5m2", 64, True, True),
+        ("float32", "float8_e4m3fn", 128, False, False),
+        ("bfloat16", "int8", 128, True, False),
+        ("bfloat16", None, 80, False, False),
+        ("bfloat16", "float8_e4m3fn", 80, False, False),
+        ("bfloat16", None, 320, False, False),
     ],
 )
 def test_what_it_leaves_to_triton(
-    dtype: str, kv_dtype: str | None, head_dim: int, supported: bool
+    dtype: str, kv_dtype: str | None, head_dim: int, prompts: bool, decoding: bool
 ) -> None:
     q = jnp.zeros((2, 2, head_dim), dtype)
     pages = as_stored(jnp.zeros((1, 16, 2, head_dim)), jnp.dtype(kv_dtype or dtype))
-    assert (prefill.obstacle(q, pages) is None) is supported
+    assert (prefill.obstacle(q, pages) is None) is prompts
+    assert (decode.obstacle(q, pages) is None) is decoding

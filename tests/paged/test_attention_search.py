@@ -133,14 +133,16 @@ def test_time_is_kept_and_the_likeliest_go_first(monkeypatch: pytest.MonkeyPatch
 
 
 def test_on_hopper_what_mosaic_leaves_to_triton_is_tried_for_triton() -> None:
-    def kinds(head_dim: int, heads: int) -> set[type]:
-        cache = CacheSpec(1, 5, 16, 1, head_dim, jnp.dtype("bfloat16"))
-        layer = Layer(heads, cache, cache.dtype, "mosaic")
+    def kinds(head_dim: int, heads: int, dtype: str = "bfloat16") -> set[type]:
+        cache = CacheSpec(1, 5, 16, 1, head_dim, jnp.dtype(dtype))
+        layer = Layer(heads, cache, BF16, "mosaic")
         return {type(tiling) for case in FULL for tiling in case.candidates(layer) if case.decode}
 
     assert kinds(128, 4) == {MosaicDecode, TritonDecode}
     assert kinds(80, 4) == {TritonDecode}
     assert kinds(128, 24) == {TritonDecode}
+    assert kinds(128, 4, "float8_e4m3fn") == {MosaicDecode, TritonDecode}
+    assert kinds(128, 4, "int8") == {TritonDecode}
 
 
 def test_latents_are_tried_for_all_kernels_that_take_them() -> None:

@@ -89,13 +89,14 @@ def test_pages_are_copied_in_every_layer(dtype: str) -> None:
 
 
 def check_round_trip(spec: CacheSpec, layers: tuple[Pages, ...]) -> None:
-    """Two pages are read, and written to others; a third is dropped."""
+    """Two pages are read, and written to others; what comes with them is dropped."""
     cache = PagedKVCache(layers, spec.homes)
-    contents = read_pages(cache, jnp.asarray([1, 2, 0]))
-    sizes = {sum(array.nbytes for array in content) for content in contents}
-    assert sizes == {spec.bytes_per_page}
-    target = jnp.asarray([4, 3, spec.num_pages])
-    written, done = write_pages(cache, target, contents)
+    stacks = read_pages(cache, jnp.asarray([[1, 2], [0, 0]]))
+    assert sum(part.nbytes for stack in stacks for part in stack) == 4 * spec.bytes_per_page
+    for part, leaf in zip(stacks[0], jax.tree.leaves(layers[1]), strict=True):
+        np.testing.assert_array_equal(part[1, 1], leaf[2])
+    target = jnp.asarray([[4, 3], [spec.num_pages, spec.num_pages + 1]])
+    written, done = write_pages(cache, target, stacks)
     assert done == target.sum()
     for before, after in zip(layers, written.layers, strict=True):
         which = jnp.asarray([0, 1, 2, 2, 1])

@@ -10,9 +10,11 @@ from paged.host_pages import HostPages, PageMove
 from paged.pool import OutOfPages, PagePool
 
 
-def pool_of(pages: int, host_pages: int) -> PagePool:
+def pool_of(pages: int, host_pages: int, stack_size: int = 1) -> PagePool:
     """A pool with this many pages besides the null page, and as many host pages."""
-    return PagePool(pages + 1, page_size=4, num_host_pages=host_pages)
+    pool = PagePool(pages + 1, page_size=4)
+    pool.host = HostPages(host_pages, stack_size)
+    return pool
 
 
 def cached(pool: PagePool, *names: bytes, group: int = 0) -> list[int]:
@@ -73,6 +75,32 @@ def test_the_least_recently_used_host_page_is_taken() -> None:
     fill(pool)
     known = [name for name in (b"a", b"b", b"c") if pool.match([name], on_host=True)]
     assert known == [b"a", b"c"]
+
+
+def test_a_stack_is_used_and_forgotten_as_a_whole() -> None:
+    host = HostPages(5, stack_size=2)
+    assert [host.take(name) for name in (b"a", b"b", b"c", b"d", b"e")] == [0, 1, 2, 3, 4]
+    assert host.take(b"b") is None, "and now its stack is used last"
+    assert [host.take(name) for name in (b"f", b"g")] == [2, 3]
+    assert [host.find(name) for name in (b"a", b"c", b"d")] == [0, None, None]
+    host.hold([1])
+    assert [host.take(name) for name in (b"h", b"i", b"j")] == [4, 2, 3]
+    host.let_go([1])
+    assert host.num_used == 5
+    host.check()
+
+
+def test_a_stack_on_hold_is_filled_on_but_not_anew() -> None:
+    host = HostPages(2, stack_size=2)
+    host.take(b"a")
+    host.hold([0])
+    assert [host.take(name) for name in (b"b", b"c")] == [1, None]
+    assert host.find(b"a") == 0
+    host.let_go([0])
+    assert host.take(b"c") == 0
+    assert [host.find(name) for name in (b"a", b"b")] == [None, None]
+    assert host.num_used == 1
+    host.check()
 
 
 def test_a_load_is_not_overwritten_by_what_has_to_make_room_for_it() -> None:
@@ -146,11 +174,12 @@ class HostMachine(RuleBasedStateMachine):
     """
 
     SIZE = 5
+    STACK = 1
     NAMES = tuple(bytes([letter]) for letter in b"abcdefghi")
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = pool_of(self.SIZE, host_pages=4)
+        self.pool = pool_of(self.SIZE, host_pages=4, stack_size=self.STACK)
         self.tables: list[list[int]] = []
         self.pages: dict[int, bytes] = {}
         self.host: dict[int, bytes] = {}
@@ -211,9 +240,17 @@ class HostMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost_while_there_is_room(self) -> None:
-        if self.pool.host.num_used < self.pool.host.num_pages:
+        if self.STACK == 1 and self.pool.host.num_used < self.pool.host.num_pages:
             assert all(self.pool.find(name, on_host=True) for name in self.ever)
 
 
+class StackMachine(HostMachine):
+    """The same of host pages that lie together, the last of them alone."""
+
+    STACK = 3
+
+
 TestHostMachine = HostMachine.TestCase
+TestStackMachine = StackMachine.TestCase
 TestHostMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestStackMachine.settings = TestHostMachine.settings

@@ -145,6 +145,9 @@ class FakeCore:
     def reset_prefix_cache(self) -> bool:
         return not self.live
 
+    def kill(self, reason: str) -> None:
+        pass
+
     def close(self) -> None:
         self.closed = True
         self.live.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import psutil
@@ -11,7 +11,7 @@ import psutil
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import Engine
 from paged.runtime.memory import MemoryPlan
-from paged.runtime.messages import EngineRequest
+from paged.runtime.messages import EngineRequest, Saving
 from paged.runtime.remote_core import RemoteCore
 from paged.runtime.sampling_params import SamplingParams
 from tests.runtime.fakes import MAX_MODEL_LEN, VOCAB_SIZE, FakeCore, front
@@ -38,6 +38,10 @@ class ServedFake(FakeCore):
     vocab_size = VOCAB_SIZE
     memory = MEMORY
     startup: ClassVar[dict[str, float]] = {"weights": 1.5}
+
+    def closing(self) -> Iterator[Saving]:
+        self.close()
+        return iter(())
 
 
 def fake_program(settings: str = "", statement: str = "") -> tuple[str, str]:

@@ -65,7 +65,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 def nothing_left(engine: AsyncEngine, core: FakeCore) -> bool:
-    thread = engine._thread
+    thread = engine._keeper.thread
     left = core.live or thread._streams or thread._engine.request_ids
     return not left and thread._inbox.empty()
 
@@ -335,7 +335,7 @@ def test_shutdown_ends_running_requests(core, monkeypatch):
 
 def test_a_forgotten_engine_shuts_down(core, monkeypatch):
     engine = make(core, monkeypatch)
-    thread = engine._thread._thread
+    thread = engine._keeper.thread._thread
     del engine
     gc.collect()
     thread.join(timeout=5)
@@ -462,7 +462,7 @@ def test_two_hundred_fickle_requests_leave_nothing_behind(core, monkeypatch):
 def test_whatever_is_wrong_with_a_request_ends_that_one_alone(
     engine: AsyncEngine, core: FakeCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processor = engine._thread._engine._processor
+    processor = engine._keeper.thread._engine._processor
     add = processor.add
 
     def add_unless_bad(request: Any, prompt: str | None) -> None:

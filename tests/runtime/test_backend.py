@@ -108,6 +108,11 @@ def test_the_fastest_way_is_not_worth_a_word(capability: str) -> None:
     assert paths(capability) == ""
 
 
+@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2"])
+def test_pages_of_8_bits_are_read_the_fastest_way(kv_dtype: str) -> None:
+    assert paths("9.0", kv_dtype=kv_dtype) == ""
+
+
 def test_experts_are_multiplied_one_by_one_on_hopper() -> None:
     assert paths("9.0", experts=EXPERTS) == ""
     assert "every expert: our kernel needs a Hopper GPU" in paths("8.0", experts=EXPERTS)
@@ -121,7 +126,16 @@ def test_experts_are_multiplied_one_by_one_on_hopper() -> None:
         ("7.5", {}, "by xla: our kernels need an NVIDIA GPU of compute capability 8.0"),
         ("8.0", {"wanted": "xla"}, "by xla, as --attention-backend asks, not by triton"),
         ("9.0", {"wanted": "triton"}, "by triton, as --attention-backend asks, not by mosaic"),
-        ("9.0", {"kv_dtype": "int8"}, "by triton, not by mosaic: its pages are of the model's"),
+        (
+            "9.0",
+            {"kv_dtype": "float32"},
+            "not by mosaic: its pages are of 8 bits or of the model's",
+        ),
+        (
+            "9.0",
+            {"kv_dtype": "int8"},
+            "of decode steps runs by triton, not by mosaic: it is slower",
+        ),
         ("9.0", {"head_dim": 80}, "by triton, not by mosaic: it takes heads of 64"),
         ("9.0", {"heads": 24}, "of decode steps runs by triton, not by mosaic: it takes up to 16"),
         ("9.0", {"dtype": "float32", "kv_dtype": "float32"}, "takes 16-bit floats, not float32; w"),

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
 
-from benchmarks import tune_attention, tune_matmul
+from benchmarks import tune_attention, tune_matmul, tune_narrow
 from benchmarks.gpu import Kernels, median_microseconds
 from benchmarks.step_kernels import RUNS, Case, by_name
 from benchmarks.tables import with_products
@@ -56,6 +58,23 @@ def test_each_program_is_given_the_kernels_after_its_marks(monkeypatch: pytest.M
     monkeypatch.setattr(tune_matmul, "kernels", kernels)
     runs = [lambda: launched.append(("fast", 1.0)), lambda: launched.append(("slow", 2.0))]
     assert tune_matmul.timed([*runs], guess=9, calls=2) == [500, 1000]
+
+
+@pytest.mark.parametrize("form", tune_narrow.FORMATS)
+@pytest.mark.parametrize("shape", ["gated:256:128", "residual:512:128", "plain:256:192"])
+def test_products_of_narrow_weights_are_those_of_a_model(form: str, shape: str) -> None:
+    narrow = tune_narrow.Narrow(tune_matmul.Case.parse(shape, 8), form)
+    x, of_rows, weights, of_columns, added = narrow.inputs()
+    assert len(weights) == narrow.calls
+    how = narrow.candidates(1)[0]
+    one = partial(tune_narrow.product, narrow, how)
+    out = jax.eval_shape(one, x, of_rows, weights[0], of_columns, added)
+    assert {each.shape for each in jax.tree.leaves(out)} == {(8, narrow.case.n)}
+    written: dict[str, Any] = {}
+    exec(tune_narrow.table(form, {narrow: [(1.0, how)]}), written)
+    kind = jax.devices()[0].device_kind
+    tables = [written[name] for name in ("SCALED", "NARROW_INT4", "NARROW_FP8")]
+    assert sum(((8, how),) in table.get(kind, {}).values() for table in tables) == 1
 
 
 def test_the_table_that_is_written_is_the_table() -> None:

@@ -20,7 +20,7 @@ def test_after_an_error_no_program_is_begun(
     begun = threading.Semaphore(0)
     names: list[Key] = []
 
-    def compile_slowly(what: tuple[Key, Any], make: object) -> str:
+    def compile_slowly(what: tuple[Key, Any], make: object, devices: object) -> str:
         names.append(what[0])
         begun.release()
         threading.Event().wait(0.2)
@@ -44,7 +44,7 @@ def test_after_an_error_no_program_is_begun(
 def test_what_was_begun_is_waited_for_and_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[Key] = []
 
-    def compile_slowly(what: tuple[Key, Any], make: object) -> Key:
+    def compile_slowly(what: tuple[Key, Any], make: object, devices: object) -> Key:
         names.append(what[0])
         threading.Event().wait(0.1)
         return what[0]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -15,6 +18,7 @@ import pytest
 
 from paged.runtime.disk_pages import DiskPages, FoundPage
 from paged.runtime.fingerprint import fingerprint
+from tests.runtime.remote import wait_until
 
 PAGE = (
     jax.ShapeDtypeStruct((2, 4, 3), jnp.bfloat16),
@@ -22,6 +26,11 @@ PAGE = (
 )
 PAGE_BYTES = 2 * 4 * 3 * 2 + 2 * 4 * 4 + 32
 ROOM = 100 * PAGE_BYTES
+
+
+def write(pages: DiskPages, *numbers: int, seconds: float = 0) -> None:
+    stack = tuple(jnp.stack(parts) for parts in zip(*map(content_of, numbers), strict=True))
+    pages.write(list(map(name_of, numbers)), stack, seconds=seconds)
 
 
 def content_of(number: int) -> tuple[jax.Array, ...]:
@@ -43,8 +52,7 @@ def pages(tmp_path: Path) -> Iterator[DiskPages]:
 def written(folder: Path, *numbers: int, room: int = ROOM) -> None:
     """Leave pages there, as a start before did."""
     pages = DiskPages(folder, room, PAGE)
-    for number in numbers:
-        pages.write(name_of(number), content_of(number), wait=True)
+    write(pages, *numbers, seconds=60)
     pages.close()
 
 
@@ -62,8 +70,7 @@ def settle(pages: DiskPages) -> None:
 
 
 def test_pages_are_read_as_they_were_written(pages: DiskPages) -> None:
-    for number in (1, 2):
-        pages.write(name_of(number), content_of(number))
+    write(pages, 1, 2)
     settle(pages)
     assert len(pages) == 2
     check(pages.fetch([name_of(2), name_of(1)]).result(), 2, 1)
@@ -89,10 +96,9 @@ def test_the_least_recently_used_go_when_the_room_is_full(tmp_path: Path) -> Non
 def test_what_is_cleared_is_gone_with_what_waits_to_be_written(
     pages: DiskPages, tmp_path: Path
 ) -> None:
-    for number in (1, 2, 3):
-        pages.write(name_of(number), content_of(number))
+    write(pages, 1, 2, 3)
     pages.clear()
-    pages.write(name_of(4), content_of(4))
+    write(pages, 4)
     settle(pages)
     assert [number for number in range(1, 5) if name_of(number) in pages] == [4]
     assert [path.stem for path in tmp_path.iterdir()] == [name_of(4).hex()]
@@ -142,10 +148,10 @@ def test_what_others_are_writing_or_left_is_no_matter(
 def test_two_may_share_a_folder(pages: DiskPages, tmp_path: Path) -> None:
     written(tmp_path, 1, 2)
     other = DiskPages(tmp_path, PAGE_BYTES, PAGE)
-    other.write(name_of(3), content_of(3), wait=True)
+    write(other, 3, seconds=60)
     other.close()  # it has removed 1 and 2
     assert name_of(3) not in pages
-    pages.write(name_of(1), content_of(1))
+    write(pages, 1)
     pages._writer.submit(lambda: None).result()
     check(pages.fetch([name_of(number) for number in (1, 2, 3)]).result(), 1, 3)
 
@@ -158,15 +164,67 @@ def test_a_disk_that_is_full_costs_only_the_page(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
-        for number in (1, 2, 3):
-            pages.write(name_of(number), content_of(number))
+        write(pages, 1, 2, 3)
         settle(pages)
     [record] = caplog.records
     assert "No space left on device" in record.getMessage()
     assert name_of(1) not in pages
-    pages.write(name_of(1), content_of(1))
+    write(pages, 1)
     settle(pages)
     check(pages.fetch([name_of(1)]).result(), 1)
+
+
+def test_closing_leaves_out_what_takes_too_long(
+    pages: DiskPages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Path.write_bytes
+
+    def write_bytes(path: Path, content: bytes) -> int:
+        time.sleep(0.1)
+        return slow(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    write(pages, *range(20))
+    started = time.monotonic()
+    pages.close(0.35)
+    assert time.monotonic() - started < 1.5
+    assert 1 <= len(pages) < 20
+    assert len(pages) + pages.num_left_out == 20
+    assert pages.num_waiting == 0
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+from paged.runtime.disk_pages import DiskPages
+from tests.runtime.test_disk_pages import PAGE, ROOM, write
+
+pages = DiskPages(Path(sys.argv[1]), 10 * ROOM, PAGE)
+print("ready", flush=True)
+for number in range(250):
+    write(pages, number, seconds=60)
+"""
+
+
+def test_a_writer_that_is_killed_leaves_whole_pages(tmp_path: Path) -> None:
+    found: list[int] = []
+    for most in (5, 25):
+        with subprocess.Popen(
+            [sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            wait_until(partial(_are_more, tmp_path, most), seconds=60)
+            process.kill()
+        pages = DiskPages(tmp_path, 10 * ROOM, PAGE)
+        found = [number for number in range(250) if name_of(number) in pages]
+        check(pages.fetch(list(map(name_of, found))).result(), *found)
+        assert len(pages) == len(found) > most, "none of them is damaged"
+        pages.close()
+
+
+def _are_more(folder: Path, count: int) -> bool:
+    return len(list(folder.glob("*.page"))) > count
 
 
 def test_a_fingerprint_is_that_of_every_weight() -> None:

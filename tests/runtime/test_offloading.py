@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
+import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from paged.models.loading import ModelSource, resolve_model
+from paged.runtime import disk_tier
 from paged.runtime.config import EngineConfig
 from paged.runtime.core import EngineCore
 from paged.runtime.disk_pages import DiskPages
@@ -259,6 +263,43 @@ def test_a_restart_finds_pages_on_disk(
     assert core.stats().num_disk_pages == 0
     core.close()
     assert list(tmp_path.glob("*/*")) == []
+
+
+def test_a_stop_ends_in_time_and_says_what_it_leaves_out(
+    source: ModelSource,
+    compile_cache: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    request = make_request("a", prompt_of(100, seed=8), max_tokens=20)
+    core = open_with_disk(source, compile_cache, tmp_path)
+    expected = run(core, request)
+    write_bytes = Path.write_bytes
+
+    def slowly(path: Path, content: bytes) -> int:
+        time.sleep(0.2)
+        return write_bytes(path, content)
+
+    started = time.monotonic()
+    with monkeypatch.context() as patch, caplog.at_level(logging.INFO, "paged"):
+        patch.setattr(Path, "write_bytes", slowly)
+        patch.setattr(disk_tier, "_SHORTEST_STOP", 0.7)
+        patch.setattr(disk_tier, "_BETWEEN_LINES", 0.1)
+        told = list(core.closing())
+    assert time.monotonic() - started < 10
+    assert [each.num_pages for each in told] == [14] * len(told)
+    assert all(each.seconds_left <= 0.7 for each in told)
+    lines = "\n".join(record.getMessage() for record in caplog.records)
+    assert "Writing 14 KV pages to disk, for 1 s at most" in lines
+    assert re.search(r"\d+ KV pages are left to be written to disk", lines)
+    left_out = re.search(r"The stop left out (\d+) of them: no time was left", lines)
+    assert left_out is not None
+
+    core = open_with_disk(source, compile_cache, tmp_path)
+    assert core.stats().num_disk_pages == 14 - int(left_out[1]) > 0
+    assert run(core, request) == expected
+    core.close()
 
 
 def test_an_abort_while_pages_are_read(

@@ -85,17 +85,23 @@ def test_other_patterns_take_the_place_of_the_default(folder: Path) -> None:
 
 
 def test_a_gpu_tells_what_it_expands() -> None:
-    one = jnp.zeros((32, 32), jnp.uint8)
+    one = jnp.zeros((64, 128), jnp.uint8)
     floats = one.astype(FLOAT8)
     weights = {
-        "groups": GroupScaled(one, jnp.ones((2, 32)), bits=4),
-        "tiles": TileScaled(floats, jnp.ones((32, 1))),
-        "floats": ChannelScaled(floats, jnp.ones(32)),
+        "groups": GroupScaled(one, jnp.ones((1, 128), jnp.bfloat16), bits=4),
+        "tiles": TileScaled(floats, jnp.ones((64, 1))),
+        "floats": ChannelScaled(floats, jnp.ones(64)),
     }
-    assert len(expanded_weights(weights, aot.H200.device)) == 1
+    assert expanded_weights(weights, aot.H200.device) == []
     assert len(expanded_weights(weights, aot.A100.device)) == 3
-    assert expanded_weights({"floats": weights["floats"]}, aot.H200.device) == []
-    eight = GroupScaled(one, jnp.ones((1, 32)), bits=8)
+    odd = {
+        "groups": GroupScaled(one[:, :96], jnp.ones((1, 96), jnp.bfloat16), bits=4),
+        "tiles": TileScaled(floats[:, :96], jnp.ones((64, 1))),
+    }
+    assert ["a multiple of 128" in text for text in expanded_weights(odd, aot.H200.device)] == [
+        True
+    ] * 2
+    eight = GroupScaled(one, jnp.ones((1, 128)), bits=8)
     assert "8 bits" in expanded_weights(eight, aot.H200.device)[0]
-    integers = ChannelScaled(one.astype(jnp.int8), jnp.ones(32))
+    integers = ChannelScaled(one.astype(jnp.int8), jnp.ones(64))
     assert expanded_weights(integers, aot.A100.device) == []

@@ -255,6 +255,21 @@ def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
         core.add(make_request("b"))
 
 
+def test_closing_waits_as_long_as_the_process_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no longer: a second for pages, and the time that it has in any case."""
+    monkeypatch.setattr(remote_core_module, "_TIME_TO_CLOSE", 0.5)
+    closing = (
+        "import time; from paged.runtime.messages import Saving; core.closing = lambda: ("
+        "(Saving(0, 9, {left}), time.sleep(0.2))[0] for _ in range({count}))"
+    )
+    for count, left, least, most in ((6, 1.0, 1.2, 5.0), (100, 0.0, 0.5, 5.0)):
+        remote = fake_remote(statement=closing.format(left=left, count=count))
+        started = time.monotonic()
+        remote.close()
+        assert least <= time.monotonic() - started < most
+        assert is_gone(remote.pid)
+
+
 def test_signals_to_the_whole_group_leave_it_alone(core: RemoteCore) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(core.pid, number)
@@ -322,7 +337,7 @@ def make_engine(monkeypatch: pytest.MonkeyPatch, settings: str) -> AsyncEngine:
 
 
 def remote_of(engine: AsyncEngine) -> Any:
-    return engine._thread._engine._core
+    return engine._keeper.thread._engine._core
 
 
 def pid_of(engine: AsyncEngine) -> int:
@@ -376,7 +391,7 @@ def test_two_hundred_fickle_requests_leave_nothing_behind(engine: AsyncEngine) -
         chances = [random.Random(number) for number in range(200)]
         requests = [fickle(engine, number, chance) for number, chance in enumerate(chances)]
         fates = await asyncio.gather(*requests)
-        thread, core = engine._thread, remote_of(engine)
+        thread, core = engine._keeper.thread, remote_of(engine)
         await until(lambda: engine.stats().num_running == 0)
         await until(lambda: not (core._live or thread._streams or thread._engine.request_ids))
         return fates

@@ -35,6 +35,37 @@ def test_two_devices_answer_as_one_does(tmp_path: Path) -> None:
     assert two == one
 
 
+_KEPT = """
+import sys
+import jax, numpy as np
+from jax import numpy as jnp
+from paged.runtime.compiler import Compiler
+from paged.runtime.compiles import use_compile_cache
+from paged.runtime.placement import Placement
+
+use_compile_cache(sys.argv[1])
+numbers = np.arange(6, dtype=np.int32)
+for count in (1, 2, 8):
+    devices = jax.devices()[:count]
+    shape = jax.ShapeDtypeStruct(numbers.shape, jnp.int32)
+    job = Placement.on(devices).job(lambda x: x + count, (shape,))
+    with Compiler(0, devices) as compiler:
+        [program] = compiler.programs(None, [((count,), job)]).values()
+    assert (np.asarray(program(numbers)) == numbers + count).all()
+"""
+
+
+def test_programs_of_some_of_the_devices_are_kept_and_found(tmp_path: Path) -> None:
+    """As a server on one or two GPUs of eight does at its second start."""
+    for _ in range(2):
+        argv = [sys.executable, "-c", _KEPT, str(tmp_path)]
+        done = subprocess.run(
+            argv, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        assert len(list(tmp_path.glob("*.program"))) == 3
+
+
 def start(folder: Path, devices: int) -> EngineCore:
     source = resolve_model(write_checkpoint(folder, load_golden("llama")))
     return EngineCore(

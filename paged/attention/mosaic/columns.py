@@ -5,6 +5,7 @@ Tensor cores take 64 rows, but as few as 8 columns, and few query heads share a 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import jax
@@ -14,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged.attention.mosaic.spans import scored
+from paged.attention.mosaic.words import columns_of_tile, halves
 from paged.attention.mosaic.worklist import SPAN, Item
 from paged.attention.scoring import LOG2_E, LOWEST, MASKED, Scoring
 from paged.kernels import Ref
@@ -34,7 +36,9 @@ class Spec:
         buffers: those of the ring; keys and values, if there are both, take turns in them.
         programs: those that share the work of the same head.
         scoring: see `Scoring`.
-        dtype: of queries, pages and output.
+        dtype: of what is multiplied.
+        out_dtype: of output.
+        page_dtype: of what pages hold.
         interpreted: whether Pallas' interpreter runs the kernels.
     """
 
@@ -49,7 +53,19 @@ class Spec:
     programs: int
     scoring: Scoring
     dtype: jnp.dtype
+    out_dtype: jnp.dtype
+    page_dtype: jnp.dtype
     interpreted: bool
+
+    @property
+    def narrow(self) -> bool:
+        """Whether pages hold values of 8 bits, in words of two."""
+        return self.page_dtype.itemsize == 1
+
+    @property
+    def row(self) -> int:
+        """Elements of a head as pages hold it."""
+        return self.head_dim // 2 if self.narrow else self.head_dim
 
     @property
     def value_dim(self) -> int:
@@ -102,6 +118,35 @@ def start(head: jax.Array, item: Item, sinks_ref: Ref | None, spec: Spec) -> Run
     return out, jnp.where(begins, sinks, maximum), sums
 
 
+def products_of(keys: Ref, queries: Ref, spec: Spec) -> jax.Array:
+    """k·q [span, N] of keys [span, D] as the ring holds them, and queries [N, D]."""
+    multiply = functools.partial(_multiply_words if spec.narrow else _multiply, keys, queries, spec)
+    shape = (SPAN, spec.columns)
+    return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+
+
+def _multiply(keys: Ref, queries: Ref, spec: Spec, products: Ref) -> jax.Array:
+    plgpu.wgmma(products, keys, queries.transpose((1, 0)))
+    return products[...]
+
+
+def _multiply_words(keys: Ref, queries: Ref, spec: Spec, products: Ref) -> jax.Array:
+    """Tile by tile, for the registers of all keys would leave no room for another program."""
+    columns = columns_of_tile(spec.row)
+    total = jnp.zeros(products.shape, jnp.float32)
+    for begin in range(0, spec.row, columns):
+        words = plgpu.load(keys.at[:, pl.ds(begin, columns)], layout=plgpu.Layout.WGMMA)
+        for n, half in enumerate(halves(words, spec.page_dtype, interpreted=spec.interpreted)):
+            part = queries.at[:, pl.ds(n * spec.row + begin, columns)]
+            if spec.interpreted:  # knows no products of registers
+                total += jnp.dot(half.astype(jnp.float32), part[...].astype(jnp.float32).T)
+            else:
+                plgpu.wgmma(products, half, part.transpose((1, 0)))
+        if begin + columns < spec.row and not spec.interpreted:
+            plgpu.wgmma_wait(0)
+    return total if spec.interpreted else products[...]
+
+
 def softmax(
     running: Running, products: jax.Array, begin: jax.Array, item: Item, spec: Spec
 ) -> tuple[Running, jax.Array]:
@@ -135,7 +180,7 @@ def accumulate(running: Running, values: Ref, weights: Ref, spec: Spec) -> Runni
 def store_rows(out: jax.Array, rows: Ref, out_ref: Ref, head: jax.Array, spec: Spec) -> None:
     """Copy `out` [.., N] by way of `rows` [N, ..] to the group's rows of `out_ref` [Hq, ..]."""
     rows.transpose((1, 0))[...] = plgpu.layout_cast(
-        out.astype(spec.dtype), plgpu.Layout.WGMMA_TRANSPOSED
+        out.astype(spec.out_dtype), plgpu.Layout.WGMMA_TRANSPOSED
     )
     plgpu.commit_smem()
     group = out_ref.at[pl.ds(head * spec.group, spec.group)]

@@ -7,7 +7,9 @@ program gives a part, and a second kernel merges the parts: no more rows than th
 however many there are in all.
 
 One warpgroup computes; the four warps of another walk the page tables and copy pages ahead of it
-into a ring of buffers, which runs on from row to row.
+into a ring of buffers, which runs on from row to row. Values of 8 bits come into the ring as pages
+hold them: keys are taken apart on their way to the tensor cores, for these take them from registers
+too, and values (in the way they are multiplied, they do not) in a buffer of their own.
 """
 
 from __future__ import annotations
@@ -30,16 +32,18 @@ from paged.attention.mosaic.columns import (
     Running,
     Spec,
     accumulate,
+    products_of,
     softmax,
     start,
     store_rows,
     wide,
 )
 from paged.attention.mosaic.spans import clear_outside
+from paged.attention.mosaic.words import columns_of_tile, in_halves, saturated, widened
 from paged.attention.mosaic.worklist import SPAN, WHOLE, Item, part_of, work_list
 from paged.attention.scoring import LOWEST, MASKED, Scoring
 from paged.attention.tiling import Heads, MosaicDecode, TritonDecode
-from paged.cache import Pages
+from paged.cache import WORD, Pages
 from paged.kernels import MULTIPROCESSORS, Ref, swizzled
 
 _COMPUTER, _MEMORY = range(2)  # warpgroups
@@ -74,6 +78,8 @@ def obstacle(q: jax.Array | jax.ShapeDtypeStruct, pages: Pages) -> str | None:
     group = q.shape[1] // pages.kv_heads
     if group > _MAX_GROUP:
         return f"it takes up to {_MAX_GROUP} query heads for each key/value head, not {group}"
+    if pages.scales is not None:
+        return f"it is slower to read the scales of {pages.dtype}"
     if pages.latent_rank is None:
         return prefill.obstacle(q, pages)
     sizes = q.shape[-1], pages.latent_rank
@@ -126,7 +132,7 @@ def mosaic_decode(
         thread_name="warpgroup",
         scratch_types=[_Shared.types(spec)],
     )(
-        spec.by_columns(q),
+        _queries(q, spec),
         pages.values.reshape(*pages.values.shape[:2], -1),
         meta.page_tables,
         sinks,
@@ -164,14 +170,28 @@ def _make_spec(
         buffers=num_buffers(heads, tiling.ring),
         programs=max(MULTIPROCESSORS * tiling.residents // pages.kv_heads, 1),
         scoring=scoring,
-        dtype=q.dtype,
+        dtype=heads.product_dtype,
+        out_dtype=heads.dtype,
+        page_dtype=heads.page_dtype,
         interpreted=interpreted,
     )
 
 
+def _queries(q: jax.Array, spec: Spec) -> jax.Array:
+    """Queries [R, Hq, D] as they are multiplied, [R, Hkv, N, D]."""
+    if not spec.narrow:
+        return spec.by_columns(q)
+    return in_halves(spec.by_columns(saturated(q, spec.dtype)))
+
+
 def buffer_bytes(heads: Heads) -> int:
     """What a buffer of the ring takes: a span of keys, of values or of latents."""
-    return SPAN * heads.size * heads.dtype.itemsize
+    return SPAN * heads.size * heads.page_dtype.itemsize
+
+
+def widened_bytes(heads: Heads) -> int:
+    """What the values of words take beside the ring, see `_Shared`."""
+    return 2 * SPAN * heads.size if heads.page_dtype.itemsize == 1 else 0
 
 
 def num_buffers(heads: Heads, ring: int) -> int:
@@ -184,7 +204,8 @@ class _Shared(NamedTuple):
 
     Attributes:
         q: [2, N, D], the queries of this item and the next.
-        ring: [buffers, span, D], keys and values by turns, or latents.
+        ring: [buffers, span, D], keys and values by turns, or latents; of words [.., D / 2].
+        wide: [span, D], the values of words; None where there are none.
         weights: [N, span], of the values.
         out: [N, elements of a value], of a row that is done.
         q_full, q_free: [2]; the queries have arrived, are used.
@@ -193,6 +214,7 @@ class _Shared(NamedTuple):
 
     q: Ref
     ring: Ref
+    wide: Ref | None
     weights: Ref
     out: Ref
     q_full: Ref
@@ -203,12 +225,16 @@ class _Shared(NamedTuple):
     @classmethod
     def types(cls, spec: Spec) -> _Shared:
         tiling = swizzled(64, spec.dtype.itemsize)
+        of_rows = swizzled(columns_of_tile(spec.row), spec.dtype.itemsize)
         memory = functools.partial(plgpu.SMEM, dtype=spec.dtype)
+        held = WORD if spec.narrow else spec.dtype
+        wide = memory((SPAN, spec.head_dim), transforms=tiling) if spec.narrow else None
         return cls(
-            q=memory((2, spec.columns, spec.head_dim), transforms=tiling),
-            ring=memory((spec.buffers, SPAN, spec.head_dim), transforms=tiling),
+            q=memory((2, spec.columns, spec.head_dim), transforms=of_rows),
+            ring=plgpu.SMEM((spec.buffers, SPAN, spec.row), held, transforms=of_rows),
+            wide=wide,
             weights=memory((spec.columns, SPAN), transforms=tiling),
-            out=memory((spec.columns, spec.value_dim)),
+            out=plgpu.SMEM((spec.columns, spec.value_dim), spec.out_dtype),
             q_full=plgpu.Barrier(num_barriers=2),
             q_free=plgpu.Barrier(num_barriers=2),
             full=plgpu.Barrier(num_barriers=spec.buffers, num_arrivals=spec.copies),
@@ -309,11 +335,11 @@ def _copy(
             slot = lax.rem(count, spec.buffers)
             pl.when(count >= spec.buffers)(functools.partial(_wait, shared.free, slot))
             full = shared.full.at[slot]
-            begin = (kind * spec.kv_heads + lax.axis_index("head")) * spec.head_dim
+            begin = (kind * spec.kv_heads + lax.axis_index("head")) * spec.row
             for n, page in zip(copies, ids, strict=True):
                 first = i * SPAN + n * rows
                 wanted = (first < item.end) & (first + rows > item.begin)
-                source = pages_ref.at[page, pl.ds(offset, rows), pl.ds(begin, spec.head_dim)]
+                source = pages_ref.at[page, pl.ds(offset, rows), pl.ds(begin, spec.row)]
                 target = shared.ring.at[slot, pl.ds(n * rows, rows)]
                 pl.when(wanted)(functools.partial(plgpu.copy_gmem_to_smem, source, target, full))
                 pl.when(~wanted)(functools.partial(plgpu.barrier_arrive, full))
@@ -360,13 +386,7 @@ def _compute(
         key_slot, value_slot = (lax.rem(count + kind, spec.buffers) for kind in (0, spec.kinds - 1))
         plgpu.barrier_wait(shared.full.at[key_slot])
 
-        def products(scores: Ref) -> jax.Array:
-            queries = shared.q.at[q_slot].transpose((1, 0))
-            plgpu.wgmma(scores, shared.ring.at[key_slot], queries)
-            return scores[...]
-
-        shape = (SPAN, spec.columns)
-        scores = pl.run_scoped(products, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+        scores = products_of(shared.ring.at[key_slot], shared.q.at[q_slot], spec)
         if spec.kinds > 1:
             plgpu.barrier_arrive(shared.free.at[key_slot])
         running, weights = softmax(running, scores, i * SPAN, item, spec)
@@ -375,7 +395,11 @@ def _compute(
         )
         if spec.kinds > 1:
             plgpu.barrier_wait(shared.full.at[value_slot])
-        values = shared.ring.at[value_slot, :, pl.ds(0, spec.value_dim)]
+        if shared.wide is None:
+            values = shared.ring.at[value_slot, :, pl.ds(0, spec.value_dim)]
+        else:
+            _widen(shared.ring.at[value_slot], shared.wide, spec)
+            values = shared.wide
         clear_outside(values, i * SPAN, item.begin, item.end)
         plgpu.commit_smem()
         running = accumulate(running, values, shared.weights, spec)
@@ -385,6 +409,15 @@ def _compute(
     running = lax.fori_loop(since, until, visit, running)
     plgpu.barrier_arrive(shared.q_free.at[q_slot])
     _finish(running, head, item, outputs, shared.out, spec)
+
+
+def _widen(words: Ref, wide: Ref, spec: Spec) -> None:
+    """Take the words [span, D / 2] of values apart, tile by tile."""
+    columns = columns_of_tile(spec.row)
+    for begin in range(0, spec.row, columns):
+        loaded = plgpu.load(words.at[:, pl.ds(begin, columns)], layout=plgpu.Layout.WGMMA)
+        part = wide.at[:, pl.ds(2 * begin, 2 * columns)]
+        part[...] = widened(loaded, spec.page_dtype, interpreted=spec.interpreted)
 
 
 def _finish(

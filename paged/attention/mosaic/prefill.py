@@ -3,9 +3,10 @@
 A piece is 128 query rows: a few tokens with the query heads of one key/value head. Two warpgroups
 compute 64 rows each and take turns, so that the products of one run while the other works on its
 softmax. A third one walks the page table and copies keys and values ahead of them, page by page,
-into a ring of buffers. The ring runs on from piece to piece.
+into a ring of buffers. The ring runs on from piece to piece. What pages hold in 8 bits is copied to
+a buffer beside the ring, and the third warpgroup itself widens it into the ring.
 
-Other GPUs, float32, pages of 8 bits and head sizes other than 64, 128, 192 and 256 are left to the
+Other GPUs, float32 and head sizes other than 64, 128, 192 and 256 are left to the
 Triton kernels.
 """
 
@@ -35,7 +36,10 @@ from paged.attention.mosaic.rows import (
     visible_to_rows,
     wide,
 )
+from paged.attention.mosaic.scales import in_one_line
 from paged.attention.mosaic.spans import clear_outside
+from paged.attention.mosaic.widening import Ring, Source, Words, copy_and_widen
+from paged.attention.mosaic.words import saturated
 from paged.attention.pieces import Cut, Piece, Step, in_turn, locate, stretches
 from paged.attention.scoring import Scoring
 from paged.attention.tiling import Heads, MosaicPrefill, TritonPrefill
@@ -44,6 +48,8 @@ from paged.kernels import MULTIPROCESSORS, Ref, swizzled
 
 TILE_SIZE = 128
 _MEMORY = COMPUTERS  # the warpgroup that copies
+# Bytes of shared memory for queries, ring and words together; of 227 KiB barriers take some.
+_ROOM = 224 * 1024
 
 
 def prefill_attention(
@@ -68,8 +74,8 @@ def obstacle(q: jax.Array | jax.ShapeDtypeStruct, pages: Pages) -> str | None:
         return "its pages hold keys and values, not latents"
     if q.dtype not in (jnp.bfloat16, jnp.float16):
         return f"it takes 16-bit floats, not {q.dtype}"
-    if pages.dtype != q.dtype:
-        return f"its pages are of the model's {q.dtype}, not {pages.dtype}"
+    if pages.dtype != q.dtype and pages.dtype.itemsize > 1:
+        return f"its pages are of 8 bits or of the model's {q.dtype}, not {pages.dtype}"
     if head_dim % 64 or head_dim > 256:
         return f"it takes heads of 64, 128, 192 or 256 elements, not {head_dim}"
     return None
@@ -101,9 +107,11 @@ def mosaic_prefill(
             approx_math=True,
             # Layouts as written: inferring them finds none for rows outside of tiles.
             lowering_semantics=plgpu.LoweringSemantics.Lane,
+            # What words become is written where the last barrier makes sure that nobody reads.
+            unsafe_no_auto_barriers=spec.narrow,
         ),
         interpret=interpret,
-    )(q, pages.values, meta.page_tables, sinks, *step)
+    )(q, pages.values, meta.page_tables, in_one_line(pages.scales, meta.page_tables), sinks, *step)
 
 
 def _make_spec(
@@ -114,25 +122,35 @@ def _make_spec(
     tiling: MosaicPrefill,
     interpreted: bool,
 ) -> Spec:
-    _, page_size, _, head_dim = pages.values.shape
+    heads = Heads.of(q, pages)
     return Spec(
         cut=Cut.of(
-            q.shape[1] // pages.kv_heads,
+            heads.group,
             pages.kv_heads,
             meta.tile_size,
             queries=COMPUTERS * ROWS,
             max_members=8,  # a member's tokens make whole rows of 8 in the tiles of `_Shared`
         ),
-        head_dim=head_dim,
+        head_dim=heads.size,
         kv_heads=pages.kv_heads,
-        page_size=page_size,
+        page_size=heads.page_size,
         pages_per_table=meta.page_tables.shape[1],
         span=tiling.span,
         stages=tiling.stages,
+        lead=_lead(heads, tiling),
         scoring=scoring,
-        dtype=q.dtype,
+        dtype=heads.product_dtype,
+        out_dtype=heads.dtype,
+        page_dtype=heads.page_dtype,
         interpreted=interpreted,
     )
+
+
+def _lead(heads: Heads, tiling: MosaicPrefill) -> int:
+    """Spans of words that are on their way at a time: two where there is room."""
+    wide = COMPUTERS * ROWS + 2 * tiling.stages * tiling.span
+    words = 2 * 2 * tiling.span
+    return 2 if heads.size * (2 * wide + words) <= _ROOM else 1
 
 
 class _Shared(NamedTuple):
@@ -142,7 +160,8 @@ class _Shared(NamedTuple):
         queries: [COMPUTERS, ROWS, D], those of each computing warpgroup, and then their output:
             the same memory in tiles, and row after row as the device's memory has them.
         k, v: [stages, span, D], the ring.
-        q_full, k_full, v_full: copies have arrived.
+        words: what is to be widened into the ring; None where pages hold what is multiplied.
+        q_full, k_full, v_full: copies have arrived, and are widened.
         k_free, v_free: both computing warpgroups are done with a buffer.
         turn: the computing warpgroups meet here to take turns.
     """
@@ -150,6 +169,7 @@ class _Shared(NamedTuple):
     queries: tuple[Ref, Ref]
     k: Ref
     v: Ref
+    words: Words | None
     q_full: Ref
     k_full: Ref
     v_full: Ref
@@ -172,14 +192,18 @@ class _Shared(NamedTuple):
         memory = functools.partial(plgpu.SMEM, dtype=spec.dtype)
         tiles = swizzled(64, spec.dtype.itemsize)
         queries = (COMPUTERS, ROWS, spec.head_dim)
-        union: Any = plgpu.RefUnion(memory(queries, transforms=tiles), memory(queries))
+        union: Any = plgpu.RefUnion(
+            memory(queries, transforms=tiles), plgpu.SMEM(queries, spec.out_dtype)
+        )
         ring = memory((spec.stages, spec.span, spec.head_dim), transforms=tiles)
-        full = plgpu.Barrier(num_barriers=spec.stages, num_arrivals=spec.copies)
+        arrivals = 1 if spec.narrow else spec.copies
+        full = plgpu.Barrier(num_barriers=spec.stages, num_arrivals=arrivals)
         free = plgpu.Barrier(num_barriers=spec.stages, num_arrivals=COMPUTERS)
         return cls(
             queries=union,
             k=ring,
             v=ring,
+            words=Words.types(spec) if spec.narrow else None,
             q_full=plgpu.Barrier(num_barriers=COMPUTERS, num_arrivals=spec.cut.members),
             k_full=full,
             v_full=full,
@@ -193,6 +217,7 @@ def _kernel(
     q_ref: Ref,
     pages_ref: Ref,
     tables_ref: Ref,
+    scales: tuple[Ref, Ref] | None,
     sinks_ref: Ref | None,
     rows_ref: Ref,
     tiles_ref: Ref,
@@ -209,16 +234,22 @@ def _kernel(
     @pl.when(warpgroup < COMPUTERS)
     def _() -> None:
         # Three times the 168 registers that each warpgroup starts with, shared out anew.
-        plgpu.set_max_registers(232, action="increase")
+        plgpu.set_max_registers(216 if spec.narrow else 232, action="increase")
         computer = functools.partial(_compute, warpgroup, q_ref, sinks_ref, out_ref, shared, spec)
         _for_each_piece(step, spec, computer)
 
     @pl.when(warpgroup == _MEMORY)
     def _() -> None:
-        plgpu.set_max_registers(40, action="decrease")
-        copied = _for_each_piece(
-            step, spec, functools.partial(_copy, pages_ref, tables_ref, shared, spec)
-        )
+        plgpu.set_max_registers(72 if spec.narrow else 40, action="decrease")
+        if shared.words is None:
+            copy = functools.partial(_copy, pages_ref, tables_ref, shared, spec)
+        else:
+            ring = Ring(
+                shared.k, shared.v, shared.k_full, shared.v_full, shared.k_free, shared.v_free
+            )
+            source = Source(pages_ref, tables_ref, scales)
+            copy = functools.partial(copy_and_widen, source, shared.words, ring, spec)
+        copied = _for_each_piece(step, spec, copy)
         _drain(copied, shared, spec)
 
 
@@ -371,7 +402,9 @@ def _load_queries(
         plgpu.copy_gmem_to_smem(source, target, shared.q_full.at[warpgroup])
     plgpu.barrier_wait(shared.q_full.at[warpgroup])
     rows = plgpu.load(shared.rows.at[warpgroup], layout=plgpu.Layout.WGMMA, optimized=False)
-    shared.q[warpgroup] = rows
+    if spec.narrow:  # where there are no other barriers: all have read what lies where tiles go
+        plgpu.commit_smem()
+    shared.q[warpgroup] = saturated(rows, spec.dtype)
     plgpu.commit_smem()
 
 

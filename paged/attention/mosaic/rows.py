@@ -11,6 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged.attention.mosaic.spans import scored
+from paged.attention.mosaic.words import ROW
 from paged.attention.pieces import Cut, Piece
 from paged.attention.scoring import LOG2_E, LOWEST, MASKED, Scoring
 from paged.kernels import Ref
@@ -31,8 +32,11 @@ class Spec:
         pages_per_table: P.
         span: positions a buffer of the ring holds.
         stages: buffers of the ring, for keys and for values.
+        lead: spans of words that are on their way at a time, see `widening`.
         scoring: see `Scoring`.
-        dtype: of queries, pages and output.
+        dtype: of what is multiplied.
+        out_dtype: of queries as they come, and of output.
+        page_dtype: of what pages hold.
         interpreted: whether Pallas' interpreter runs the kernel.
     """
 
@@ -43,14 +47,22 @@ class Spec:
     pages_per_table: int
     span: int
     stages: int
+    lead: int
     scoring: Scoring
     dtype: jnp.dtype
+    out_dtype: jnp.dtype
+    page_dtype: jnp.dtype
     interpreted: bool
 
     @property
     def tokens(self) -> int:
         """Tokens of a warpgroup. Its row r is token r % tokens with member r // tokens."""
         return self.cut.tokens // COMPUTERS
+
+    @property
+    def narrow(self) -> bool:
+        """Whether pages hold values of 8 bits, in words of two."""
+        return self.page_dtype.itemsize == 1
 
     @property
     def copies(self) -> int:
@@ -60,8 +72,6 @@ class Spec:
 
 # Output [ROWS, D], maximum [ROWS] and sum [ROWS] of the softmax so far, in powers of two.
 Running = tuple[jax.Array, jax.Array, jax.Array]
-# Of what has a query in each row.
-ROW = plgpu.Layout.WGMMA.reduce(1)
 
 
 def wide(column: jax.Array, shape: tuple[int, ...]) -> jax.Array:

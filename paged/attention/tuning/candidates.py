@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from paged.attention.mosaic.decode import buffer_bytes, num_buffers
+from paged.attention.mosaic.decode import buffer_bytes, num_buffers, widened_bytes
 from paged.attention.tiling import (
     DecodeTiling,
     Heads,
@@ -48,7 +48,8 @@ def _mosaic_decode(heads: Heads) -> list[DecodeTiling]:
     found: dict[tuple[int, int], DecodeTiling] = {}
     for tiling in (default, *_OTHER_RINGS):
         buffers = num_buffers(heads, tiling.ring)
-        if tiling.residents * buffers * buffer_bytes(heads) <= _ROOM_FOR_RINGS:
+        each = buffers * buffer_bytes(heads) + widened_bytes(heads)
+        if tiling.residents * each <= _ROOM_FOR_RINGS:
             found.setdefault((tiling.residents, buffers), tiling)
     return list(found.values())
 

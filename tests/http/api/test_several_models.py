@@ -180,7 +180,7 @@ def test_health_says_who_is_dead(client: TestClient, engines: list[Any]) -> None
         assert reply.status_code == 503
         assert "The engine of org/second has stopped" in reply.json()["error"]["message"]
     engines[1].errored = True
-    assert "first, org/second has" in client.get("/health").json()["error"]["message"]
+    assert "The engine of first has stopped" in client.get("/health").json()["error"]["message"]
 
 
 def test_all_routes_are_described(client: TestClient) -> None:

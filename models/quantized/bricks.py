@@ -1,0 +1,81 @@
+"""Weights alone quantised, as a Hopper GPU multiplies them: in bricks of `paged.matmul.bricks`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from paged import matmul
+from paged.models.activations import gate
+from paged.models.weights import Portable
+
+_CONTRACT_LAST = (((1,), (1,)), ((), ()))
+
+
+@struct.dataclass
+class InBricks(Portable):
+    """A weight of 4 bits, or of floats of 8, with a scale for each group of inputs of each output.
+
+    Few rows are multiplied out of registers. For many it pays to write the weight out once.
+
+    Attributes:
+        words: [N / 64, K / 64, *shape of a brick] uint32.
+        scale: [K / group, N].
+        zero: [K / group, N] in the dtype of `scale`, the value less 8 that stands for 0; or None.
+        order: [K] int32, which input each is for; None for the order they come in.
+        bias: [*N] or None.
+        outputs: *N (static).
+    """
+
+    words: jax.Array
+    scale: jax.Array
+    zero: jax.Array | None
+    order: jax.Array | None
+    bias: jax.Array | None
+    outputs: tuple[int, ...] = struct.field(pytree_node=False)
+
+    def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
+        if self.order is not None:
+            x = jnp.take(x, self.order, axis=-1)
+        out = self._product(x, jnp.dtype(dtype or x.dtype)).reshape(len(x), *self.outputs)
+        return out if self.bias is None else out + self.bias.astype(out.dtype)
+
+    def added_to(self, residual: jax.Array, x: jax.Array) -> jax.Array:
+        return residual + self(x)
+
+    def gated(self, x: jax.Array, activation: str) -> jax.Array:
+        return gate(self(x), activation)
+
+    def on_hopper(self, device_kind: str) -> InBricks:
+        """See `Portable`."""
+        return self
+
+    def _product(self, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+        """[T, N]."""
+        if len(x) <= matmul.MOST_NARROW_ROWS and x.dtype.itemsize == 2:
+            scale = self.scale.astype(x.dtype)
+            zero = None if self.zero is None else self.zero.astype(x.dtype)
+            return matmul.narrow_matmul(x, self.words, scale, zero, out_dtype=dtype)
+        expanded = matmul.expanded(self.words, self.scale, self.zero).astype(x.dtype)
+        return jax.lax.dot_general(x, expanded, _CONTRACT_LAST, preferred_element_type=dtype)
+
+
+def fits_bricks(array: Any, inputs: int, outputs: int, group: int, dtype: jnp.dtype) -> bool:
+    """Whether the kernels take a weight with such groups, for activations of `dtype`.
+
+    `array` is the weight or its shape. One that several devices share stays as they share it.
+    """
+    sharding = getattr(array, "sharding", None)
+    alone = sharding is None or sharding.num_devices == 1
+    return alone and dtype.itemsize == 2 and matmul.supports_narrow(1, inputs, outputs, group)
+
+
+def made[W](function: Callable[[W], InBricks], weight: W) -> InBricks:
+    """What a jitted function makes of a weight; of its shapes, the shapes of that."""
+    if isinstance(jax.tree.leaves(weight)[0], jax.ShapeDtypeStruct):
+        return jax.eval_shape(function, weight)
+    return function(weight)

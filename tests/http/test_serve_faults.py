@@ -1,0 +1,198 @@
+"""Engine processes that die or hang while a server serves: who is told what, and what follows."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx2
+import psutil
+import pytest
+
+from tests.http.servers import Server, started
+from tests.runtime.fakes import write_model
+from tests.runtime.remote import is_gone, wait_until
+from tests.runtime.test_core import MODEL
+
+# Engines that hang in a step while a file `hang` exists, and in their start while `slow` does.
+PROGRAM = """
+import sys
+from functools import partial
+from paged.http import start
+from paged.http.cli import main
+from paged.runtime import engine
+from paged.runtime.remote_core import RemoteCore
+from tests.runtime.remote import fake_program
+folder = sys.argv[1]
+statement = f'''
+    from pathlib import Path
+    def wait(name):
+        while Path({folder!r}, name).exists():
+            time.sleep(0.01)
+    core.on_step = lambda: wait("hang")
+    wait("slow")
+'''.strip()
+make = partial(RemoteCore, program=fake_program("step_time=0.02", statement))
+engine.RemoteCore = start.RemoteCore = make
+sys.exit(main(["serve", "--host=127.0.0.1", "--port=0", *sys.argv[2:]]))
+"""
+COUNTS = pytest.mark.parametrize("count", [1, 2])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tiny"), MODEL | {"vocab_size": 300})
+
+
+@contextmanager
+def server(folder: Path, *flags: str) -> Iterator[Server]:
+    flags = ("--load-format=dummy", "--shutdown-timeout=5", *flags)
+    with started(PROGRAM, str(folder), *flags, pattern=r"https?://\S+/v1") as running:
+        yield running
+
+
+def engines(running: Server) -> list[int]:
+    """The server's engine processes, oldest first."""
+    found = []
+    for child in psutil.Process(running.process.pid).children():
+        with suppress(psutil.NoSuchProcess):  # or one that nobody has waited for yet
+            found += [child.pid] if "-c" in child.cmdline() else []
+    return found
+
+
+def status(running: Server, path: str) -> int:
+    with httpx2.Client() as client:
+        return client.get(running.url.removesuffix("/v1") + path).status_code
+
+
+def complete(running: Server, model: str | None = None) -> httpx2.Response:
+    body = {"prompt": "abc", "max_tokens": 3, **({"model": model} if model else {})}
+    with httpx2.Client() as client:
+        return client.post(f"{running.url}/completions", json=body, timeout=20)
+
+
+def is_later(reply: httpx2.Response) -> bool:
+    """Whether it is a refusal that says when to come back."""
+    if reply.status_code != 503:
+        return False
+    assert int(reply.headers["retry-after"]) > 0
+    assert "being restarted" in reply.json()["error"]["message"]
+    return True
+
+
+def restarts(running: Server) -> int:
+    text = httpx2.get(running.url.removesuffix("/v1") + "/metrics").text
+    return sum(map(int, re.findall(r"^paged:engine_restarts_total{.*} (\d+)", text, re.MULTILINE)))
+
+
+@COUNTS
+def test_a_killed_engine_is_replaced(model: Path, tmp_path: Path, count: int) -> None:
+    with server(tmp_path, str(model), f"--api-server-count={count}") as running:
+        streams = [running.stream() for _ in range(4)]  # some of each process
+        for lines in streams:
+            next(lines)
+        [pid] = engines(running)
+        (tmp_path / "slow").touch()
+        os.kill(pid, signal.SIGKILL)
+        for lines in streams:
+            *_, last, done = lines
+            assert json.loads(last.removeprefix("data: "))["error"]["code"] == 500
+            assert done == "data: [DONE]"
+        for _ in range(6):
+            assert is_later(complete(running))
+            assert status(running, "/health") == status(running, "/ready") == 503
+        assert status(running, "/v1/models") == 200
+        (tmp_path / "slow").unlink()
+        wait_until(lambda: all(status(running, "/ready") == 200 for _ in range(6)), 20)
+        for _ in range(6):
+            assert complete(running).status_code == 200
+        assert restarts(running) == 1
+        assert is_gone(pid)
+        running.process.terminate()
+        assert running.process.wait(10) == 0
+
+
+@COUNTS
+def test_an_engine_that_hangs_is_replaced(model: Path, tmp_path: Path, count: int) -> None:
+    flags = ("--step-timeout=1", f"--api-server-count={count}")
+    with server(tmp_path, str(model), *flags) as running:
+        for _ in range(6):
+            complete(running)  # so that no step is among the first
+        lines = running.stream()
+        next(lines)
+        (tmp_path / "hang").touch()
+        start = time.monotonic()
+        wait_until(lambda: status(running, "/health") == 503)
+        assert time.monotonic() - start < 1  # it says so before the process is ended
+        *_, last, _ = lines
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == 500
+        assert 0.9 < time.monotonic() - start < 5
+        (tmp_path / "hang").unlink()
+        wait_until(lambda: all(status(running, "/ready") == 200 for _ in range(4)), 20)
+        assert complete(running).status_code == 200
+        running.process.terminate()
+        assert running.process.wait(10) == 0
+        assert running.process.stderr
+        assert "no step has finished for 1 s; at most 1 may" in running.process.stderr.read()
+
+
+def test_a_stopped_engine_counts_as_one_that_hangs(model: Path, tmp_path: Path) -> None:
+    with server(tmp_path, str(model), "--step-timeout=1") as running:
+        complete(running)
+        [pid] = engines(running)
+        os.kill(pid, signal.SIGSTOP)
+        assert complete(running).status_code == 500
+        wait_until(lambda: complete(running).status_code == 200, 20)
+        assert is_gone(pid)
+
+
+def test_whoever_dies_too_often_is_given_up(model: Path, tmp_path: Path) -> None:
+    with server(tmp_path, str(model), "--max-engine-restarts=2") as running:
+        os.kill(engines(running)[0], signal.SIGKILL)
+        wait_until(lambda: restarts(running) == 1, 20)
+        os.kill(engines(running)[0], signal.SIGKILL)
+        wait_until(lambda: restarts(running) == 2, 20)
+        os.kill(engines(running)[0], signal.SIGKILL)
+        assert running.process.wait(10) == 1
+        assert running.process.stderr
+        assert "restarted 2 times in 600 s: giving up" in running.process.stderr.read()
+
+
+def test_other_models_go_on(model: Path, tmp_path: Path) -> None:
+    config = tmp_path / "models.yaml"
+    names = ("left", "right")
+    own = {"model": str(model), "load-format": "dummy", "kv-cache-memory-bytes": "1m"}
+    models = [{**own, "served-model-name": name} for name in names]
+    config.write_text(json.dumps({"models": models}))
+    with started(PROGRAM, str(tmp_path), f"--config={config}", pattern=r"http://\S+/v1") as running:
+        (tmp_path / "slow").touch()
+        os.kill(engines(running)[0], signal.SIGKILL)
+        wait_until(lambda: is_later(complete(running, "left")))
+        assert complete(running, "right").status_code == 200
+        reply = httpx2.get(running.url.removesuffix("/v1") + "/health")
+        assert reply.status_code == 503
+        assert reply.json()["error"]["message"].startswith("The engine of left has stopped")
+        (tmp_path / "slow").unlink()
+        wait_until(lambda: complete(running, "left").status_code == 200, 20)
+
+
+@COUNTS
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_it_is_restarted(
+    model: Path, tmp_path: Path, count: int, number: signal.Signals
+) -> None:
+    with server(tmp_path, str(model), f"--api-server-count={count}") as running:
+        (tmp_path / "slow").touch()
+        [old] = engines(running)
+        os.kill(old, signal.SIGKILL)
+        wait_until(lambda: [pid for pid in engines(running) if pid != old], 20)
+        [new] = [pid for pid in engines(running) if pid != old]
+        os.killpg(running.process.pid, number)
+        assert running.process.wait(10) == 0
+        wait_until(lambda: is_gone(new))

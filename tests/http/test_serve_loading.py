@@ -1,0 +1,182 @@
+"""What a server says while its models are loaded, and how it ends then."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.http.servers import ROOT
+from tests.runtime.fakes import write_model
+from tests.runtime.remote import is_gone, wait_until
+from tests.runtime.test_core import MODEL
+
+# An engine process that has got half-way, and waits for a file to go on.
+PROGRAM = """
+import sys
+from functools import partial
+from paged.http.cli import main
+from paged.http import start
+from paged.runtime import engine
+from paged.runtime.remote_core import RemoteCore
+from tests.runtime.remote import fake_program
+statement = f'''
+    from pathlib import Path
+    from paged.models.reports import Report, report
+    report(Report("Loading weights", "B", 50, 100))
+    Path({sys.argv[1]!r} + f"/{{os.getpid()}}.pid").touch()
+    while not Path({sys.argv[1]!r}, "go").exists():
+        time.sleep(0.01)
+'''.strip()
+make = partial(RemoteCore, program=fake_program("", statement))
+engine.RemoteCore = start.RemoteCore = make
+sys.exit(main(["serve", "--host=127.0.0.1", *sys.argv[2:]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tiny"), MODEL | {"vocab_size": 300})
+
+
+class Starting:
+    """A server that does not get on with its start.
+
+    Attributes:
+        root: where it will serve.
+        engine: its engine process.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], root: str, folder: Path) -> None:
+        self.process, self.root = process, root
+        wait_until(lambda: [*folder.glob("*.pid")], 20)
+        [pid] = folder.glob("*.pid")
+        self.engine = int(pid.stem)
+
+
+@contextmanager
+def starting(model: Path, folder: Path, *flags: str) -> Iterator[Starting]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(folder), f"--port={port}", str(model), *flags],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield Starting(process, f"http://127.0.0.1:{port}", folder)
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_probes_are_told_how_the_start_gets_on(model: Path, tmp_path: Path, count: int) -> None:
+    flags = ("--load-format=dummy", f"--api-server-count={count}")
+    with starting(model, tmp_path, *flags) as server:
+        for path in ("/health", "/ready", "/ping"):
+            reply = httpx2.get(server.root + path)
+            assert reply.status_code == 503
+            assert int(reply.headers["retry-after"]) > 0
+            told = reply.json()
+            assert told["status"] == "loading"
+            assert told["phase"] == "loading_weights"
+            assert (told["done"], told["total"], told["unit"]) == (50, 100, "bytes")
+            assert told["fraction"] == 0.5
+            assert 0 <= told["seconds_left"] <= told["seconds"]
+        body = {"prompt": "a" * 100_000}
+        for reply in (
+            httpx2.post(f"{server.root}/v1/completions", json=body),
+            httpx2.get(f"{server.root}/metrics"),
+            httpx2.get(f"{server.root}/nowhere"),
+        ):
+            assert reply.status_code == 503
+            assert int(reply.headers["retry-after"]) > 0
+            assert "being loaded (loading_weights)" in reply.json()["error"]["message"]
+        (tmp_path / "go").touch()
+        assert server.process.stdout
+        assert server.process.stdout.readline().startswith("Ready: ")
+        assert httpx2.get(f"{server.root}/ready").status_code == 200
+        server.process.terminate()
+        assert server.process.wait(10) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_signal_ends_it(model: Path, tmp_path: Path, number: signal.Signals, count: int) -> None:
+    flags = ("--load-format=dummy", f"--api-server-count={count}")
+    with starting(model, tmp_path, *flags) as server:
+        server.process.send_signal(number)
+        assert server.process.wait(10) == 0
+        assert server.process.stderr
+        assert "Traceback" not in server.process.stderr.read()
+        wait_until(lambda: is_gone(server.engine))
+
+
+def test_a_signal_leaves_no_socket_behind(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "paged.sock"
+    with starting(model, tmp_path, "--load-format=dummy", f"--uds={path}") as server:
+        assert path.is_socket()
+        server.process.terminate()
+        assert server.process.wait(10) == 0
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("no-such-model",), "no-such-model"),
+        (("--load-format=dummy", "--max-num-seqs=0"), "--max-num-seqs"),
+        (("--host=300.1.1.1",), "Cannot listen on 300.1.1.1"),
+    ],
+)
+def test_what_it_cannot_start_with_is_one_line(
+    model: Path, flags: tuple[str, ...], complaint: str
+) -> None:
+    has_model = any(not flag.startswith("--") for flag in flags)
+    argv = [*flags, *([] if has_model else [str(model)])]
+    done = subprocess.run(
+        [sys.executable, "-m", "paged.http", "serve", "--port=0", "--host=127.0.0.1", *argv],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PATH": "", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 2
+    [line] = [line for line in done.stderr.splitlines() if not re.match("(INFO|WARNING) ", line)]
+    assert line.startswith("paged: error: ")
+    assert complaint in line
+
+
+def test_no_gpu_is_one_line(model: Path) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "paged.http",
+            "serve",
+            "--port=0",
+            str(model),
+            "--load-format=dummy",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"PATH": "", "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cuda"},
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("paged: error: JAX finds no device of cuda")

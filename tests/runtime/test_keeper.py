@@ -1,0 +1,171 @@
+"""An engine that is kept alive, and what becomes of its requests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+import pytest
+
+from paged.runtime import keeper as module
+from paged.runtime.async_engine import AsyncEngine
+from paged.runtime.engine import Engine
+from paged.runtime.errors import ConfigError, EngineDead, EngineRestarting
+from paged.runtime.keeper import Keeper, Keeping
+from paged.runtime.sampling_params import SamplingParams
+from tests.runtime.fakes import FakeCore, front
+from tests.runtime.remote import fake_remote, is_gone, wait_until
+
+KEEPING = Keeping(step_timeout=0.6, max_restarts=2)
+PARAMS = SamplingParams(max_tokens=5, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_DELAY", 0.01)
+    monkeypatch.setattr(module, "_LOOK_EVERY", 0.02)
+
+
+@contextmanager
+def engine(
+    monkeypatch: pytest.MonkeyPatch, settings: str = "", keeping: Keeping = KEEPING
+) -> Iterator[AsyncEngine]:
+    """One around a fake core in a process, which is replaced by a sound one."""
+
+    def again(*_: object) -> Engine:
+        return Engine(fake_remote(), front())
+
+    path = "paged.runtime.async_engine"
+    monkeypatch.setattr(
+        f"{path}.load_engine", lambda *_, **how: Engine(fake_remote(settings), front())
+    )
+    monkeypatch.setattr(f"{path}.load_again", again)
+    kept = AsyncEngine(keeping=keeping)
+    try:
+        yield kept
+    finally:
+        kept.shutdown()
+
+
+def ask(kept: AsyncEngine) -> str | None:
+    async def run() -> str | None:
+        async for output in kept.generate("abc", PARAMS):
+            last = output.outputs[0]
+        return last.finish_reason
+
+    return asyncio.run(run())
+
+
+def pid(kept: AsyncEngine) -> int:
+    return int(kept._keeper.thread._engine._core.pid)  # type: ignore[attr-defined]
+
+
+def test_a_step_that_fails_is_the_end_of_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine(monkeypatch, "dies_at=3") as kept:
+        old = pid(kept)
+        assert ask(kept) == "error"
+        wait_until(lambda: kept.stats().num_restarts == 1)
+        assert not kept.errored
+        assert ask(kept) == "length"
+        assert kept.stats().num_restarts == 1
+        assert kept.stats().num_running == 0
+        assert is_gone(old)
+
+
+def test_meanwhile_requests_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_DELAY", 0.5)
+    with engine(monkeypatch) as kept:
+        os.kill(pid(kept), signal.SIGKILL)
+        wait_until(lambda: kept.trouble is not None)
+        assert kept.trouble == "has stopped and is being restarted"
+        assert not kept.errored
+        with pytest.raises(EngineRestarting, match="Killed"):
+            ask(kept)
+        wait_until(lambda: kept.trouble is None)
+        assert ask(kept) == "length"
+
+
+def test_a_step_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine(monkeypatch, "on_step=lambda: time.sleep(core.num_steps > 3 and 60)") as kept:
+        start = time.monotonic()
+        assert ask(kept) == "error"
+        assert 0.5 < time.monotonic() - start < 5
+        wait_until(lambda: kept.stats().num_restarts == 1)
+        assert ask(kept) == "length"
+
+
+def test_the_first_steps_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine(monkeypatch, "on_step=lambda: time.sleep(core.num_steps == 1 and 1.2)") as kept:
+        assert ask(kept) == "length"
+        assert kept.stats().num_restarts == 0
+
+
+def test_an_engine_without_work_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine(monkeypatch, keeping=Keeping(step_timeout=0.1, max_restarts=1)) as kept:
+        for _ in range(2):
+            assert ask(kept) == "length"
+            time.sleep(0.3)
+            assert kept.trouble is None
+        assert kept.stats().num_restarts == 0
+
+
+def test_restarts_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine(monkeypatch) as kept:
+        for number in (1, 2):
+            os.kill(pid(kept), signal.SIGKILL)
+            wait_until(lambda number=number: kept.stats().num_restarts == number)  # type: ignore[misc]
+        os.kill(pid(kept), signal.SIGKILL)
+        wait_until(lambda: kept.errored)
+        assert kept.trouble == "has stopped; see the server's log"
+        with pytest.raises(EngineDead):
+            ask(kept)
+
+
+def test_those_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RESTART_WINDOW", 0.05)
+    with engine(monkeypatch) as kept:
+        for number in range(1, 5):
+            os.kill(pid(kept), signal.SIGKILL)
+            wait_until(lambda number=number: kept.stats().num_restarts == number)  # type: ignore[misc]
+            time.sleep(0.1)
+        assert ask(kept) == "length"
+
+
+def test_starts_that_fail_count_and_come_later_each_time() -> None:
+    times = []
+
+    def again() -> Engine:
+        times.append(time.monotonic())
+        raise ConfigError("no room")
+
+    keeper = Keeper(Engine(fake_remote(), front()), again, Keeping(60, 4))
+    keeper.thread.kill("it had to")
+    wait_until(lambda: keeper.thread.dead_error is not None and not keeper.is_restarting)
+    gaps = [after - before for before, after in pairwise(times)]
+    assert len(times) == 4
+    assert all(gap >= least for gap, least in zip(gaps, (0.02, 0.04, 0.08), strict=True))
+    assert keeper.num_restarts == 0
+    with pytest.raises(EngineDead, match="it had to"):
+        keeper.living()
+    keeper.shutdown()
+
+
+def test_a_shutdown_while_another_is_started() -> None:
+    made: list[FakeCore] = []
+
+    def again() -> Engine:
+        time.sleep(0.3)
+        made.append(FakeCore())
+        return Engine(made[0], front())
+
+    keeper = Keeper(Engine(fake_remote(), front()), again, Keeping(60, 1))
+    keeper.thread.kill("it had to")
+    wait_until(lambda: keeper.is_restarting)
+    time.sleep(0.1)
+    keeper.shutdown()
+    wait_until(lambda: bool(made) and made[0].closed)
