@@ -124,7 +124,7 @@ class ApiProcesses:
 
 
 def _peers(paths: list[str], number: int) -> Peers:
-    return Peers((*paths[:number], *paths[number + 1 :]))
+    return Peers((*paths[:number], *paths[number + 1 :]), is_first=number == 0)
 
 
 def _listening(path: str) -> socket.socket:

@@ -44,6 +44,14 @@ from paged.http.api.tokens import detokenize, tokenize, tokenizer_info
 from paged.http.auth import RequireKey
 from paged.http.bugs import AnswerBugs
 from paged.http.engine import Engine
+from paged.http.key_limits import (
+    RATE_HEADERS,
+    CountsOfFirst,
+    LimitKeys,
+    LocalCounts,
+    answers_of,
+)
+from paged.http.keys import KeyRing
 from paged.http.metrics import Metrics, registry_of
 from paged.http.options import ServeOptions
 from paged.http.paths import path_of
@@ -53,7 +61,7 @@ from paged.http.request_ids import EchoRequestId
 from paged.http.request_report import Reporter
 from paged.http.status import DEBUG_ROUTES, STATUS_ROUTES, Glance, recent_of
 from paged.http.trace_context import ReadTraceContext
-from paged.runtime.errors import EngineDead, InvalidRequest
+from paged.runtime.errors import DeadlineExceeded, EngineDead, InvalidRequest, Overloaded
 from paged.runtime.pooling.engine import PoolingEngine
 
 _ALONE = Peers()
@@ -67,8 +75,10 @@ class Door(TypedDict, total=False):
     api_keys: Sequence[str]
     admin_keys: Sequence[str]
     reads_traces: bool
+    key_ring: KeyRing | None
     metrics_need_key: bool
     max_body_size: int
+    default_timeout: float | None
     tells_tokenizer: bool
     allowed_origins: Sequence[str]
     allowed_methods: Sequence[str]
@@ -155,8 +165,10 @@ def create_server(
     api_keys: Sequence[str] = (),
     admin_keys: Sequence[str] = (),
     reads_traces: bool = False,
+    key_ring: KeyRing | None = None,
     metrics_need_key: bool = False,
     max_body_size: int = ServeOptions.max_body_size,
+    default_timeout: float | None = None,
     tells_tokenizer: bool = False,
     allowed_origins: Sequence[str] = ("*",),
     allowed_methods: Sequence[str] = ("*",),
@@ -171,8 +183,10 @@ def create_server(
         api_keys: any of them is needed for all but the probes; none admits everyone.
         admin_keys: any of them is needed for /debug/state, which is not there without.
         reads_traces: whether requests say of which trace they are part.
+        key_ring: more of them, with limits; one of either is needed then.
         metrics_need_key: whether one is needed for /metrics, too.
         max_body_size: bytes.
+        default_timeout: seconds of requests that name none; None for no limit.
         tells_tokenizer: whether there is /tokenizer_info.
         allowed_origins, allowed_methods, allowed_headers, allow_credentials: what pages of other
             sites may ask of this server from a browser.
@@ -189,31 +203,36 @@ def create_server(
             allow_methods=allowed_methods,
             allow_headers=allowed_headers,
             allow_credentials=allow_credentials,
-            expose_headers=["X-Request-Id"],
+            expose_headers=["X-Request-Id", "Retry-After", *RATE_HEADERS],
         ),
     ]
-    if api_keys or admin_keys:
-        closed = {"/metrics"} if metrics_need_key and api_keys else set()
-        how = {"keys": api_keys, "admin_keys": admin_keys, "closed": closed}
-        middleware.append(Middleware(RequireKey, **how))
+    counts = LocalCounts() if peers.is_first else CountsOfFirst(peers)
+    has_keys = bool(api_keys) or key_ring is not None
+    closed = {"/metrics"} if metrics_need_key and has_keys else set()
+    keys = {"keys": api_keys, "admin_keys": admin_keys, "closed": closed}
+    if key_ring is not None:
+        middleware.append(Middleware(LimitKeys, ring=key_ring, counts=counts, **keys))
+    elif api_keys or admin_keys:
+        middleware.append(Middleware(RequireKey, **keys))
     if reads_traces:
         middleware.append(Middleware(ReadTraceContext))
     middleware.append(Middleware(AnswerBugs))
     app = Starlette(
         routes=[
             *STATUS_ROUTES,
-            *(DEBUG_ROUTES if admin_keys else ()),
+            *(DEBUG_ROUTES if admin_keys or key_ring is not None else ()),
             *_routes(services, tells_tokenizer=tells_tokenizer),
         ],
         middleware=middleware,
         exception_handlers=dict.fromkeys(_HANDLED, handle_error),
     )
     responses = None if peers.paths else ResponseStore()
-    app.state.models = Models(tuple(services), max_body_size, responses)
+    app.state.models = Models(tuple(services), max_body_size, responses, default_timeout)
     app.state.registry = registry
     app.state.load = load
     app.state.peers = peers
     app.state.glances = [Glance() for _ in services]
+    app.state.key_ring, app.state.counts = key_ring, counts
     return app
 
 
@@ -225,6 +244,7 @@ def told(app: Starlette) -> Answers:
         "load": lambda: state.load.num_requests,
         "metrics": lambda: generate_latest(state.registry).decode(),
         "recent": lambda: recent_of(state.models),
+        **(answers_of(state.counts) if isinstance(state.counts, LocalCounts) else {}),
     }
 
 
@@ -282,6 +302,8 @@ _HANDLED = (
     GenerationFailed,
     HTTPException,
     ClientDisconnect,
+    Overloaded,
+    DeadlineExceeded,
 )
 _ROUTES = [
     Route("/health", health),

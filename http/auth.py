@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paged.http.api.errors import ApiError, error_response
@@ -38,30 +39,37 @@ class RequireKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_http = scope["type"] == "http"
-        if not is_http or self._is_open(path_of(scope)) or self._admits(scope):
+        if not is_http or is_open(path_of(scope), self.closed) or self._admits(scope):
             await self.app(scope, receive, send)
             return
-        error = ApiError(401, _REFUSAL, "AuthenticationError")
-        reply = error_response(error, path_of(scope), {"WWW-Authenticate": "Bearer"})
-        await reply(scope, receive, send)
-
-    def _is_open(self, path: str) -> bool:
-        return is_open(path) and path not in self.closed
+        await refused(path_of(scope))(scope, receive, send)
 
     def _admits(self, scope: Scope) -> bool:
         wanted = self.digests
         if self.admin_digests and is_for_admins(path_of(scope)):
             wanted = self.admin_digests
-        return not wanted or _brings(scope, wanted)
+        return not wanted or are_among(digests_of(scope), wanted)
 
 
-def _brings(scope: Scope, wanted: Sequence[bytes]) -> bool:
-    """Whether a request has a key of one of these digests."""
+def refused(path: str) -> Response:
+    """The reply to a request without a key."""
+    error = ApiError(401, _REFUSAL, "AuthenticationError")
+    return error_response(error, path, {"WWW-Authenticate": "Bearer"})
+
+
+def digests_of(scope: Scope) -> list[bytes]:
+    """SHA-256 of the keys that a request brings, in each of the two headers for it."""
     headers = Headers(scope=scope)
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     given = (bearer if scheme.lower() == "bearer" else "", headers.get("x-api-key", ""))
-    # Headers are decoded as Latin-1; this gives the bytes that were sent. Digests are of one
-    # length and all are compared, so that the time taken says nothing about the keys.
-    digests = [sha256(key.strip().encode("latin-1")).digest() for key in given]
-    matches = [hmac.compare_digest(digest, known) for digest in digests for known in wanted]
+    # Headers are decoded as Latin-1; this gives the bytes that were sent.
+    return [sha256(key.strip().encode("latin-1")).digest() for key in given]
+
+
+def are_among(digests: Iterable[bytes], known: Sequence[bytes]) -> bool:
+    """Whether one of these is known.
+
+    Digests are of one length and all are compared, so that the time taken says nothing about keys.
+    """
+    matches = [hmac.compare_digest(digest, each) for digest in digests for each in known]
     return any(matches)

@@ -1,4 +1,4 @@
-"""The command line: `paged serve`, `generate`, `chat`, `bench`, `convert`.
+"""The command line: `paged serve`, `generate`, `chat`, `bench`, `convert`, `hash-key`.
 
 Arguments are parsed before JAX or transformers are imported, so that help and mistakes are instant.
 """
@@ -27,6 +27,7 @@ from paged.http.config_file import (
 from paged.http.options import (
     ALWAYS_ON,
     ConvertOptions,
+    HashKeyOptions,
     ModelOptions,
     SamplingOptions,
     ServeOptions,
@@ -56,6 +57,8 @@ _HINTS = {
     "--master-port": "a model's devices are all in one machine; drop it",
     "--max-batch-size": "did you mean --max-num-seqs?",
     "--max-batch-total-tokens": "did you mean --max-num-batched-tokens?",
+    "--max-num-partial-prefills": "did you mean --max-long-partial-prefills, for the policy lanes?",
+    "--max-num-queued-reqs": "did you mean --max-waiting, which counts those that wait alone?",
     "--max-num-batches": "did you mean --max-num-seqs or --max-num-batched-tokens?",
     "--models": "list them in a --config file, under `models`",
     "--nnodes": "a model's devices are all in one machine; drop it",
@@ -192,11 +195,18 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, ConvertOptions, "conversion")
 
 
+def _add_hash_key(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, HashKeyOptions, "key")
+
+
 _COMMANDS = {
     "serve": _Command("serve a model over the OpenAI API", "paged.http.serve:run", _add_serve),
     "generate": _Command("continue prompts", "paged.http.terminal:generate", _add_generate),
     "chat": _Command("talk to a model", "paged.http.terminal:chat", _add_chat),
     "bench": _Command("measure speed", "paged.runtime.bench.arguments:run", _add_bench),
+    "hash-key": _Command(
+        "make an entry of --api-keys-file", "paged.http.keys:hash_key", _add_hash_key
+    ),
     "convert": _Command("make a model load faster", "paged.http.convert:run", _add_convert),
 }
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from paged.runtime.about import About
 from paged.runtime.beam_search import BeamSearchParams
 from paged.runtime.engine_state import EngineState
-from paged.runtime.messages import EngineStats
+from paged.runtime.messages import EngineStats, Terms
 from paged.runtime.outputs import RequestOutput
 from paged.runtime.sampling_params import SamplingParams
 
@@ -71,10 +71,11 @@ class AnyEngine(Protocol):
 class Engine(AnyEngine, Protocol):
     """An engine that takes any number of requests at once.
 
-    `generate` raises InvalidRequest before its first output if the request can never run, and
-    EngineDead if the engine has stopped. Closing it early aborts the request. `abort` makes it give
-    a last output, with finish_reason "abort"; an id that is not running is ignored. `beam_search`
-    raises the same, and ends when it is cancelled.
+    `generate` raises InvalidRequest before its first output if the request can never run,
+    Overloaded if it cannot on its terms, and EngineDead if the engine has stopped. Closing it early
+    aborts the request. `abort` makes it give a last output, with finish_reason "abort"; an id that
+    is not running is ignored. `beam_search` raises the same, and DeadlineExceeded, and ends when it
+    is cancelled.
     """
 
     @property
@@ -88,6 +89,7 @@ class Engine(AnyEngine, Protocol):
         *,
         priority: int = 0,
         cache_salt: str = "",
+        terms: Terms | None = None,
     ) -> AsyncGenerator[RequestOutput, None]: ...
 
     async def beam_search(
@@ -98,6 +100,7 @@ class Engine(AnyEngine, Protocol):
         *,
         priority: int = 0,
         cache_salt: str = "",
+        terms: Terms | None = None,
     ) -> RequestOutput: ...
 
     async def abort(self, request_id: str) -> None: ...

@@ -135,6 +135,11 @@ def _gauges(stats: EngineStats) -> list[_Value]:
         ("paged:page_size", "Tokens per KV page.", stats.page_size),
         ("paged:page_bytes", "Bytes of a KV page.", stats.bytes_per_page),
         ("paged:kv_waste", "Share of the places in used pages without a token.", stats.kv_waste),
+        ("paged:waiting_tokens", "Prompt tokens yet to be computed.", stats.waiting_tokens),
+        ("paged:wait_seconds", "Estimated time in the queue.", stats.wait_seconds),
+        ("paged:long_wait_seconds", "That in the lane of long ones.", stats.long_wait_seconds),
+        ("paged:num_running_long", "Long sequences running.", stats.num_running_long),
+        ("paged:num_waiting_long", "Long sequences waiting.", stats.num_waiting_long),
     ]
 
 
@@ -176,6 +181,7 @@ def _counters(stats: EngineStats) -> list[_Value]:
         ("paged:num_steps", "Steps run.", stats.num_steps),
         ("paged:step_tokens", "Tokens in steps.", num_in_steps),
         ("paged:step_padding", "Places of steps without one.", padding),
+        ("paged:timeouts", "Requests whose deadline passed.", stats.num_timeouts),
         ("paged:compiles_after_warmup", compiles, stats.compiles_after_warmup),
         ("paged:engine_restarts", "Engines started after one that died.", stats.num_restarts),
         *((name, text, 0) for name, text in _NEVER.items()),

@@ -41,7 +41,7 @@ _DELIVERY = (
     *(0.01, 0.015, 0.02, 0.03, 0.05, 0.07, 0.1, 0.2, 0.5, 1.0),
 )
 _NS = (1, 2, 5, 10, 20)
-_FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+_FINISH_REASONS = ("stop", "length", "abort", "timeout", "error", "repetition")
 
 
 class Metrics(Collector):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from paged.http.api.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
-from paged.runtime.config import EngineConfig
+from paged.runtime.config import LONGEST_TIMEOUT, EngineConfig
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import json_object, option, port, same_option
 
@@ -44,6 +44,12 @@ class ServeOptions:
     admin_api_key: tuple[str, ...] = option(
         (), "Keys, any of which /debug/state must be asked with; without, it is not there."
     )
+    api_keys_file: str | None = option(
+        None,
+        "File of more keys, as JSON lines or YAML, each with its name and limits; `paged hash-key` "
+        "makes an entry. It is read again when it changes, and on SIGHUP.",
+        metavar="FILE",
+    )
     metrics_need_key: bool = option(False, "Ask for a key at /metrics, too.")
     enable_tokenizer_info_endpoint: bool = option(
         False, "Tell special tokens and chat template at /tokenizer_info."
@@ -63,6 +69,11 @@ class ServeOptions:
         "delay, and each needs a core.",
     )
     max_body_size: int = option(32 * 2**20, "Bytes of a request body at most.")
+    default_timeout: float | None = option(
+        None,
+        "Seconds that a request may take which names no timeout itself. Default no limit.",
+        metavar="SECONDS",
+    )
     timeout_keep_alive: int = option(
         75,
         "Seconds that a connection may be idle: longer than clients and proxies keep theirs, for "
@@ -108,21 +119,7 @@ class ServeOptions:
     )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.shutdown_timeout <= _LONGEST_TIME:
-            raise ConfigError(
-                f"--shutdown-timeout must be between 0 and {_LONGEST_TIME} seconds, "
-                f"got {self.shutdown_timeout}"
-            )
-        if not 1 <= self.timeout_keep_alive <= _LONGEST_TIME:
-            raise ConfigError(
-                f"--timeout-keep-alive must be between 1 and {_LONGEST_TIME} seconds, "
-                f"got {self.timeout_keep_alive}"
-            )
-        if not 0 < self.step_timeout <= _LONGEST_TIME:
-            raise ConfigError(
-                f"--step-timeout must be above 0 and at most {_LONGEST_TIME} seconds, "
-                f"got {self.step_timeout}"
-            )
+        _check_times(self)
         if not 0 <= self.max_engine_restarts <= _MOST_RESTARTS:
             raise ConfigError(
                 f"--max-engine-restarts must be between 0 and {_MOST_RESTARTS}, "
@@ -207,6 +204,29 @@ class ModelOptions:
                 raise ConfigError(f"{flag} must be one of {', '.join(parsers)}, got {given!r}")
 
 
+def _check_times(options: ServeOptions) -> None:
+    if not 0 <= options.shutdown_timeout <= _LONGEST_TIME:
+        raise ConfigError(
+            f"--shutdown-timeout must be between 0 and {_LONGEST_TIME} seconds, "
+            f"got {options.shutdown_timeout}"
+        )
+    if not 1 <= options.timeout_keep_alive <= _LONGEST_TIME:
+        raise ConfigError(
+            f"--timeout-keep-alive must be between 1 and {_LONGEST_TIME} seconds, "
+            f"got {options.timeout_keep_alive}"
+        )
+    if not 0 < options.step_timeout <= _LONGEST_TIME:
+        raise ConfigError(
+            f"--step-timeout must be above 0 and at most {_LONGEST_TIME} seconds, "
+            f"got {options.step_timeout}"
+        )
+    if options.default_timeout is not None and not 0 < options.default_timeout <= LONGEST_TIMEOUT:
+        raise ConfigError(
+            f"--default-timeout must be above 0 and at most {LONGEST_TIMEOUT} seconds, "
+            f"got {options.default_timeout}"
+        )
+
+
 def _check_none_empty(flag: str, values: tuple[str, ...]) -> None:
     if "" in values:
         raise ConfigError(f"{flag} must not be empty")
@@ -238,3 +258,14 @@ class ConvertOptions:
     quantization_exclude: tuple[str, ...] = same_option(EngineConfig, "quantization_exclude")
     revision: str | None = same_option(EngineConfig, "revision")
     download_dir: str | None = same_option(EngineConfig, "download_dir")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HashKeyOptions:
+    """What `paged hash-key` writes into an entry of `--api-keys-file`."""
+
+    name: str = option("", "Of whoever has the key; limits are counted by it.", required=True)
+    max_concurrent: int | None = option(None, "Requests that may run at once.")
+    tokens_per_minute: int | None = option(None, "Tokens of prompts and outputs, by the minute.")
+    admin: bool = option(False, "Whether the key is good for what is for admins, too.")
+    stdin: bool = option(False, "Read the key from standard input instead of making one.")

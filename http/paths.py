@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from starlette.types import Scope
 
 STATUS_PATH = "/status.json"
@@ -21,9 +23,14 @@ def path_of(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", "")) or _PAGE
 
 
-def is_open(path: str) -> bool:
-    """Whether a path needs no key: the probes', and the page, which asks for one itself."""
-    return path in OPEN_PATHS or path == _PAGE or path.startswith(_PAGE_FILES)
+def is_open(path: str, closed: Collection[str] = ()) -> bool:
+    """Whether a path needs no key: the probes', and the page, which asks for one itself.
+
+    Args:
+        closed: paths that need one nonetheless.
+    """
+    opens = path in OPEN_PATHS or path == _PAGE or path.startswith(_PAGE_FILES)
+    return opens and path not in closed
 
 
 def is_for_admins(path: str) -> bool:

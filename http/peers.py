@@ -24,8 +24,8 @@ _SECONDS_TO_ANSWER = 5
 # Of these each process has its own, and they do not add up.
 _NOT_ADDED = ("process_start_time_seconds", "python_info")
 
-Answers = Mapping[str, Callable[[], Any]]
-"""What a process can be asked, and what it says then, in JSON's types."""
+Answers = Mapping[str, Callable[..., Any]]
+"""What a process can be asked, about values of JSON's types, and what it says then, in these."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,27 @@ class Peers:
     """The other API processes of a server.
 
     Attributes:
-        paths: of their sockets.
+        paths: of their sockets; that of the first process stands first, if it is another.
+        is_first: whether this is the first process.
     """
 
     paths: tuple[str, ...] = ()
+    is_first: bool = True
 
     async def ask[T](self, question: str, kind: type[T]) -> list[T]:
         """What each of them says, a value of `kind`. Raises ApiError (503) if one does not."""
+        return await self._ask(self.paths, question, kind)
+
+    async def ask_first[T](self, question: str, kind: type[T], *about: Any) -> T:
+        """What the first process says about values of JSON's types. Raises as `ask`."""
+        line = f"{question} {msgspec.json.encode(about).decode()}"
+        [answer] = await self._ask(self.paths[:1], line, kind)
+        return answer
+
+    async def _ask[T](self, paths: Iterable[str], question: str, kind: type[T]) -> list[T]:
         try:
             async with asyncio.timeout(_SECONDS_TO_ANSWER):
-                replies = await asyncio.gather(*(_ask(path, question) for path in self.paths))
+                replies = await asyncio.gather(*(_ask(path, question) for path in paths))
             return [msgspec.json.decode(reply, type=kind) for reply in replies]
         except (TimeoutError, msgspec.DecodeError) as error:
             message = "One of this server's API processes does not answer the others"
@@ -56,7 +67,9 @@ async def answering(listener: socket.socket, answers: Answers) -> AsyncIterator[
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             if question := (await reader.readline()).decode().strip():
-                writer.write(msgspec.json.encode(answers[question]()))
+                name, _, about = question.partition(" ")
+                values = msgspec.json.decode(about) if about else ()
+                writer.write(msgspec.json.encode(answers[name](*values)))
                 await writer.drain()
         finally:
             writer.close()

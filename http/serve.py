@@ -28,6 +28,7 @@ from paged.http.app import create_server
 from paged.http.connection import Connection
 from paged.http.entries import Entry, read_entries
 from paged.http.gate import Gate
+from paged.http.keys import KeyRing, read_keys
 from paged.http.listener import bound
 from paged.http.logs import configure_logging, leave_out
 from paged.http.options import ServeOptions
@@ -53,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
     _note_ignored(args)
     _allow_many_connections()
     _check_certificates(options)
+    if options.api_keys_file is not None:
+        read_keys(Path(options.api_keys_file))
     load = _load_alone if options.api_server_count == 1 else _load_several
     # Before a model is loaded: minutes later is late to hear that the port is taken.
     with bound(options) as listener:
@@ -87,8 +90,10 @@ def make_app(
         api_keys=options.api_key,
         admin_keys=options.admin_api_key,
         reads_traces=options.otlp_traces_endpoint is not None,
+        key_ring=None if options.api_keys_file is None else KeyRing(Path(options.api_keys_file)),
         metrics_need_key=options.metrics_need_key,
         max_body_size=options.max_body_size,
+        default_timeout=options.default_timeout,
         tells_tokenizer=options.enable_tokenizer_info_endpoint,
         allowed_origins=options.allowed_origins,
         allowed_methods=options.allowed_methods,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -116,6 +117,8 @@ class Server(uvicorn.Server):
     async def run_with(self, opening: Opening) -> None:
         """Serve what the opening brings until a signal, or the end of an engine."""
         self._loop = asyncio.get_running_loop()
+        if self._options.api_keys_file is not None:
+            self._loop.add_signal_handler(signal.SIGHUP, self._read_keys_again)
         async with AsyncExitStack() as stack:
             self._begin(self._arrive(opening, stack))
             await self.serve(sockets=[self._listener])
@@ -130,6 +133,11 @@ class Server(uvicorn.Server):
             os._exit(128 + sig)
         self._loop.call_soon_threadsafe(self._stop)
         self._is_told_to_stop = True
+
+    def _read_keys_again(self) -> None:
+        """The handler of SIGHUP. While models are loaded nobody has read them yet."""
+        if self._opened is not None:
+            self._opened.app.state.key_ring.reload()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -19,11 +19,17 @@ from paged.runtime.config import EngineConfig
 from paged.runtime.engine import LoadedCore, engine_config, load_again, load_engine
 from paged.runtime.engine_state import EngineState
 from paged.runtime.engine_thread import Stream
-from paged.runtime.errors import EngineDead, EngineRestarting
+from paged.runtime.errors import (
+    DeadlineExceeded,
+    EngineDead,
+    EngineRestarting,
+    InvalidRequest,
+    Overloaded,
+)
 from paged.runtime.front import Front, Prepared, Prompt, TokensPrompt
 from paged.runtime.keeper import Keeper, Keeping
 from paged.runtime.long_text import without_hurry
-from paged.runtime.messages import EngineStats
+from paged.runtime.messages import EngineStats, Refusal, Terms
 from paged.runtime.outputs import RequestOutput
 from paged.runtime.sampling_params import SamplingParams
 
@@ -136,6 +142,7 @@ class AsyncEngine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        terms: Terms | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield a request's outputs until it is finished.
 
@@ -148,9 +155,14 @@ class AsyncEngine:
             request_id: unique among running requests; default a random one.
             priority: lower goes first, under the priority policy.
             cache_salt: keeps prefix cache entries apart from those with other salts.
+            terms: its deadline, and what the queue must have room for; default no deadline, and
+                room for the request.
 
         Raises:
             InvalidRequest: before the first output, if the request can never run.
+            Overloaded: before the first output, if the queue has no room for it, or would keep it
+                beyond its deadline.
+            DeadlineExceeded: before the first output, if that has passed already.
             EngineDead: the engine died or was shut down.
             EngineRestarting: it died, and another one is being started.
         """
@@ -158,13 +170,15 @@ class AsyncEngine:
         request_id = request_id or uuid.uuid4().hex
         prepared = await self._prepare(request_id, prompt, params, priority, cache_salt)
         thread = self._keeper.living()
-        stream = Stream(prepared)
+        stream = Stream(_on_terms(prepared, terms))
         thread.start(stream)
         finished = False
         try:
             while not finished:
                 output = await self._next(stream)
                 finished = output.finished
+                if output.refusal is not None:
+                    raise _error_of(output.refusal)
                 yield output
         finally:
             if not finished:
@@ -178,23 +192,37 @@ class AsyncEngine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        terms: Terms | None = None,
     ) -> RequestOutput:
         """The likeliest continuations, best first; see `generate` for the arguments.
 
         Being cancelled ends it; `abort` knows nothing of it.
+
+        Raises:
+            DeadlineExceeded: its deadline passed.
         """
         request_id = request_id or uuid.uuid4().hex
         prepared = await self._prepare(request_id, prompt, params.whole, priority, cache_salt)
         search = begin_search(self._front, prepared, params)
+        num_tokens = len(prepared.request.prompt_token_ids)
+        # The queue is asked once, for all beams: a search that has begun goes on.
+        terms = terms or Terms(0.0, params.beam_width, num_tokens)
 
-        async def answer(index: int, beam: TokensPrompt) -> RequestOutput:
+        async def answer(index: int, beam: TokensPrompt, terms: Terms) -> RequestOutput:
             name = f"{request_id}-{index}"
-            outputs = self.generate(beam, params.one_token, name, priority=priority)
+            outputs = self.generate(beam, params.one_token, name, priority=priority, terms=terms)
             async with aclosing(outputs):
-                return await anext(outputs)
+                return _in_time(await anext(outputs))
 
         while asked := search.prompts():
-            search.advance(await asyncio.gather(*(answer(*each) for each in enumerate(asked))))
+            steps = (answer(index, beam, terms) for index, beam in enumerate(asked))
+            try:
+                search.advance(await asyncio.gather(*steps))
+            except Overloaded as error:
+                if terms.num_sequences:
+                    raise
+                raise DeadlineExceeded(str(error)) from error
+            terms = Terms(terms.deadline)
         return search.result(self.tokenizer)
 
     async def abort(self, request_id: str) -> None:
@@ -248,3 +276,25 @@ class AsyncEngine:
             return await asyncio.to_thread(prepare)  # a large schema takes a while to check
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         return await without_hurry(len(text) if isinstance(text, str) else 0, prepare)
+
+
+def _on_terms(prepared: Prepared, terms: Terms | None) -> Prepared:
+    """The request on these terms; by default room for it must be there."""
+    request = prepared.request
+    terms = terms or Terms(0.0, request.params.n, len(request.prompt_token_ids))
+    return prepared._replace(request=replace(request, terms=terms))
+
+
+def _error_of(refusal: Refusal) -> Exception:
+    if refusal.cause == "size":
+        return InvalidRequest(refusal.message, "n")
+    if not refusal.retry_after:
+        return DeadlineExceeded(refusal.message)
+    return Overloaded(refusal.message, refusal.cause, refusal.retry_after)
+
+
+def _in_time(output: RequestOutput) -> RequestOutput:
+    """The same output. Raises DeadlineExceeded if a deadline has ended it."""
+    if any(each.finish_reason == "timeout" for each in output.outputs):
+        raise DeadlineExceeded("The request was not answered within its time")
+    return output

@@ -9,9 +9,11 @@ from typing import Any, Literal, get_type_hints
 
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import choices_of, option, quantization, size_or_auto
+from paged.runtime.lanes import DEFAULT_LANES
 
 PAGE_SIZES = (8, 16, 32, 64, 128)
 MAX_LOGPROBS = 20
+LONGEST_TIMEOUT = 7 * 24 * 60 * 60  # seconds that a request may be given
 QUANTIZATION_EXCLUDE = ("lm_head", "*.output_layer", "*.gate", "*.router", "*.shared_expert_gate")
 _COUNTS = {"kv_cache_memory_bytes": 2**63, "max_num_seqs": 2**20, "max_num_batched_tokens": 2**24}
 
@@ -130,8 +132,33 @@ class EngineConfig:
     long_prefill_token_threshold: int = option(
         0, "Most tokens of one prompt in a step; 0 for no limit of its own."
     )
-    scheduling_policy: Literal["fcfs", "priority"] = option(
-        "fcfs", "Order of requests: first come first served, or by priority."
+    scheduling_policy: Literal["fcfs", "priority", "lanes"] = option(
+        "fcfs",
+        "Order of requests: first come first served, by priority, or in lanes, in which short "
+        "requests do not wait for long ones.",
+    )
+    long_prompt_threshold: int = option(
+        DEFAULT_LANES.long_prompt,
+        "Under lanes: prompt tokens to compute above which a request is long.",
+    )
+    short_request_share: float = option(
+        DEFAULT_LANES.share,
+        "Under lanes: share of each step's work that is kept for short requests while there are "
+        "any, 0.5 or more.",
+    )
+    max_long_partial_prefills: int = option(
+        DEFAULT_LANES.most_long, "Under lanes: long prompts that are computed at the same time."
+    )
+    max_waiting: int | None = option(
+        None,
+        "Most sequences that wait for a slot, beyond which requests are refused with a 503; each "
+        "of n and each prompt counts. Default no limit.",
+    )
+    max_waiting_tokens: int | None = option(
+        None,
+        "Most prompt tokens that are yet to be computed, beyond which requests are refused with a "
+        "503. Default no limit.",
+        also=("--max-num-queued-tokens",),
     )
     max_logprobs: int = option(
         MAX_LOGPROBS, f"Most log-probabilities a request may ask for, up to {MAX_LOGPROBS}."
@@ -185,11 +212,8 @@ class EngineConfig:
                 raise ConfigError(f"--{name.replace('_', '-')} must be {allowed}, got {value}")
         if not -(2**63) <= self.seed < 2**63:
             raise ConfigError(f"--seed must be a 64-bit integer, got {self.seed}")
-        if self.long_prefill_token_threshold < 0:
-            raise ConfigError(
-                "--long-prefill-token-threshold must be at least 0, "
-                f"got {self.long_prefill_token_threshold}"
-            )
+        self._check_lanes()
+        self._check_queue()
 
     def _check_choices(self) -> None:
         """What the command line refuses by itself is refused for `LLM(...)`, too."""
@@ -200,6 +224,32 @@ class EngineConfig:
                 raise ConfigError(
                     f"--{name.replace('_', '-')} must be one of {allowed}, got {value!r}"
                 )
+
+    def _check_queue(self) -> None:
+        for name, least in (("max_waiting", 0), ("max_waiting_tokens", 1)):
+            if (value := getattr(self, name)) is not None and value < least:
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{flag} must be at least {least}, got {value}")
+
+    def _check_lanes(self) -> None:
+        if self.long_prefill_token_threshold < 0:
+            raise ConfigError(
+                "--long-prefill-token-threshold must be at least 0, "
+                f"got {self.long_prefill_token_threshold}"
+            )
+        if self.scheduling_policy == "lanes" and not self.enable_chunked_prefill:
+            raise ConfigError(
+                "--scheduling-policy lanes needs chunked prefill: leave out "
+                "--no-enable-chunked-prefill"
+            )
+        if not 0.5 <= self.short_request_share < 1:
+            raise ConfigError(
+                "--short-request-share must be at least 0.5 and below 1, "
+                f"got {self.short_request_share}"
+            )
+        for name in ("long_prompt_threshold", "max_long_partial_prefills"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
 
     def _check_devices(self) -> None:
         if self.tensor_parallel_size < 1:

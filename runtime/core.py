@@ -12,10 +12,9 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, wait
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -31,6 +30,7 @@ from paged.runtime.disk_pages import Fetched
 from paged.runtime.engine import load_tokenizer
 from paged.runtime.engine_state import EngineState, ProcessState, StepState
 from paged.runtime.errors import EngineDead, InvalidRequest
+from paged.runtime.gate import Deadlines, Gate, Queue
 from paged.runtime.guides import Grammars, Guide
 from paged.runtime.live_requests import (
     LiveRequest,
@@ -38,20 +38,21 @@ from paged.runtime.live_requests import (
     Preparing,
     ending,
     limits_of,
+    refused,
     sequence_states,
 )
 from paged.runtime.messages import (
     NO_NUMBERS,
-    Candidates,
     EngineRequest,
     EngineStats,
     Saving,
     SequenceOutput,
 )
+from paged.runtime.pace import Pace
 from paged.runtime.plan import Row, StepPlan, TokenEvent
 from paged.runtime.runner import InFlight, SlotRequest, StepResult
-from paged.runtime.sampler import TokenLogprobs
 from paged.runtime.scheduler import Scheduler
+from paged.runtime.scores import keep_prompt_scores, scores_of
 from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits
 from paged.runtime.setup import open_disk_tier, prepare
 from paged.runtime.step_record import StepRecord
@@ -64,16 +65,6 @@ _STUCK = (
     "no token is left to come next: bad_words, allowed_token_ids or banned_token_ids rule out all "
     "that the form of the output, if it has one, allows here"
 )
-
-
-class _Scores(NamedTuple):
-    """What news say beside tokens; entries as in `SequenceOutput`."""
-
-    logprobs: list[Candidates] | None
-    prompt_logprobs: list[Candidates] | None
-
-
-_NONE = _Scores(None, None)
 
 
 class EngineCore:
@@ -110,6 +101,11 @@ class EngineCore:
             partial(load_tokenizer, config, source), self.vocab_size, self._eos
         )
         self._preparing: list[Preparing] = []
+        self._gate = Gate(config.max_waiting, config.max_waiting_tokens)
+        self._refused: list[SequenceOutput] = []  # news for the next step
+        self._deadlines = Deadlines()
+        self._num_timeouts = 0
+        self._pace = Pace(self._scheduler, self._gate)
         self._num_guided = 0
         self._num_sequences = self._num_steps = 0
         self._prompt_tokens = self._generation_tokens = 0
@@ -123,13 +119,13 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._in_flight or self._preparing)
+        return self._scheduler.has_work or bool(self._in_flight or self._preparing or self._refused)
 
     def fileno(self) -> None:
         """No other process has news for `step`."""
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a validated request.
+        """Queue a validated request, or have the next step say that it is not taken.
 
         Raises:
             InvalidRequest: a live request has its id.
@@ -140,18 +136,21 @@ class EngineCore:
             raise InvalidRequest(
                 f"request_id {request.request_id!r} is in use by a running request", "request_id"
             )
+        if (refusal := self._gate.refusal(request, self._queue())) is not None:
+            self._refused += refused(request, refusal)
+            return
         compiled = self._grammars.compile(request.grammar) if request.grammar else None
         fetched = self._fetch(request)
         is_ready = compiled is None and fetched is None
         limits, bans = limits_of(request, self._eos), bans_of(request, self.vocab_size)
-        scores = None if request.params.prompt_logprobs is None else list[Candidates]()
-        live = LiveRequest(request, prompt_scores=scores)
+        live = LiveRequest.of(request)
         for index in range(request.params.n):
             guide = Guide(compiled, bans) if compiled or bans else None
             sequence = self._begin(live, index, limits, guide)
             if is_ready:
                 self._scheduler.add(sequence)
         self._requests[request.request_id] = live
+        self._deadlines.add(request)
         if not is_ready:
             self._preparing.append(Preparing(live, compiled, fetched))
 
@@ -160,13 +159,8 @@ class EngineCore:
         live = self._requests.get(request_id)
         if live is None:
             return []
-        wanted = [
-            (i, sequence) for i, sequence in live.sequences.items() if index is None or i == index
-        ]
-        self._scheduler.abort([sequence.sequence_id for _, sequence in wanted])
-        for _, sequence in wanted:
-            self._forget(sequence)
-        return [ending(live, i, "abort") for i, _ in wanted]
+        wanted = [i for i in live.sequences if index is None or i == index]
+        return self._end(live, wanted, FinishReason.ABORT)
 
     def step(self) -> list[SequenceOutput]:
         """Enqueue the next step, then read the one before it.
@@ -176,8 +170,9 @@ class EngineCore:
         """
         self._check_alive()
         self._record.begin()
-        news: list[SequenceOutput] = []
+        news, self._refused = self._refused, []
         try:
+            news += self._end_late()
             if self._preparing:
                 news += self._queue_prepared()
             plan = self._scheduler.schedule()
@@ -191,7 +186,7 @@ class EngineCore:
             return [*news, *self._die(error)]
 
     def stats(self) -> EngineStats:
-        scheduler, pool, disk = self._scheduler, self._pool, self._disk
+        scheduler, pool, disk, queue = self._scheduler, self._pool, self._disk, self._queue()
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting + self._num_preparing,
@@ -222,6 +217,15 @@ class EngineCore:
             compiles_after_warmup=num_compiles() - self._compiles_at_start,
             bytes_per_page=self.memory.bytes_per_page,
             steps=self._record.stats(),
+            room=self._gate.room(queue),
+            retry_after=self._gate.retry_after(queue),
+            wait_seconds=self._gate.wait(queue),
+            long_wait_seconds=self._gate.wait(queue, is_long=True),
+            waiting_tokens=sum(queue.backlog),
+            num_running_long=scheduler.num_running_long,
+            num_waiting_long=scheduler.num_waiting_long,
+            refused=dict(self._gate.refused),
+            num_timeouts=self._num_timeouts,
         )
 
     def look(self, deliver: Callable[[EngineState], None]) -> None:
@@ -265,6 +269,29 @@ class EngineCore:
         self._cause_of_death = self._cause_of_death or "the engine was closed"
         self._grammars.close()
         self._runner.close()
+
+    def _queue(self) -> Queue:
+        return Queue.of(self._scheduler, [each.live.request for each in self._preparing])
+
+    def _end(
+        self, live: LiveRequest, indices: Iterable[int], reason: FinishReason
+    ) -> list[SequenceOutput]:
+        """End sequences of a live request for a reason found outside the scheduler."""
+        ended = [(index, live.sequences[index]) for index in indices]
+        self._scheduler.finish([sequence.sequence_id for _, sequence in ended], reason)
+        for _, sequence in ended:
+            self._forget(sequence)
+        return [ending(live, index, reason.value) for index, _ in ended]
+
+    def _end_late(self) -> list[SequenceOutput]:
+        """End the requests whose deadlines have passed: their pages are free at once."""
+        news, now = [], time.monotonic()
+        for request_id in self._deadlines.passed(now):
+            live = self._requests.get(request_id)
+            if live is not None and 0 < live.request.terms.deadline <= now:
+                news += self._end(live, list(live.sequences), FinishReason.TIMEOUT)
+                self._num_timeouts += 1
+        return news
 
     def _fetch(self, request: EngineRequest) -> Fetched | None:
         """Begin to read of its prompt what is on disk alone, unless all of it is to be scored."""
@@ -322,6 +349,8 @@ class EngineCore:
     def _launch(self, plan: StepPlan, news: list[SequenceOutput]) -> None:
         """Enqueue a step; what is read for its sake goes to the news."""
         now = time.time()
+        if not self._in_flight:
+            self._pace.begin()
         for sequence in plan.admitted:
             owner = self._owner[sequence]
             owner.live.first_scheduled = owner.live.first_scheduled or now
@@ -384,8 +413,9 @@ class EngineCore:
     def _read(self, step: InFlight) -> list[SequenceOutput]:
         result = self._record.read(step)
         now = time.monotonic()
+        self._pace.take(step.plan, now)
         if result.prompt_logprobs is not None:
-            self._keep_prompt_scores(step.plan, result.prompt_logprobs)
+            keep_prompt_scores(step.plan, result.prompt_logprobs, self._owner)
         events = self._scheduler.update(step.plan, result.tokens.tolist())
         self._generation_tokens += len(events)
         return [self._news(event, result, now) for event in events]
@@ -398,7 +428,7 @@ class EngineCore:
             self._forget(sequence)
             logger.error("%s ends alone: %s", live.request.request_id, NO_NUMBERS)
             return ending(live, owner.index, "abort", NO_NUMBERS)
-        logprobs, prompt_logprobs = self._scores(owner, event, result) if owner.says_more else _NONE
+        logprobs, prompt_logprobs = scores_of(owner, event, result)
         if reason is not None:
             self._forget(sequence)
         news = SequenceOutput(
@@ -431,33 +461,6 @@ class EngineCore:
             return replace(news, finish_reason="abort", error=error)
         return replace(news, finish_reason="stop", ended_by_text=True)
 
-    def _scores(self, owner: Owner, event: TokenEvent, result: StepResult) -> _Scores:
-        """Log-probabilities of the new token and, once, of the prompt, as far as asked for."""
-        live, params = owner.live, owner.live.request.params
-        logprobs, prompt_logprobs = None, None
-        if params.logprobs is not None:
-            assert result.logprobs is not None, "a step samples as its most demanding row asks"
-            logprobs = [_candidates(result.logprobs, event.row, event.token, params.logprobs)]
-        if owner.index == 0:
-            prompt_logprobs, live.prompt_scores = live.prompt_scores, None
-        return _Scores(logprobs, prompt_logprobs)
-
-    def _keep_prompt_scores(self, plan: StepPlan, scores: TokenLogprobs) -> None:
-        """File the step's prompt log-probabilities; a preempted prompt starts over."""
-        begin = 0
-        for row in plan.rows:
-            owner = self._owner.get(row.sequence)
-            live = owner.live if owner and owner.index == 0 else None
-            if live is not None and live.prompt_scores is not None:
-                top = live.request.params.prompt_logprobs or 0
-                prompt = row.sequence.prompt
-                following = prompt[row.start + 1 : row.start + 1 + row.length]
-                del live.prompt_scores[row.start :]
-                live.prompt_scores += [
-                    _candidates(scores, begin + i, token, top) for i, token in enumerate(following)
-                ]
-            begin += row.length
-
     def _forget(self, sequence: Sequence) -> None:
         owner = self._owner.pop(sequence)
         self._num_guided -= owner.guide is not None
@@ -482,15 +485,6 @@ class EngineCore:
         self._requests.clear()
         self._in_flight.clear()
         self._preparing.clear()
+        self._deadlines.clear()
         self._num_guided = 0
         return ended
-
-
-def _candidates(scores: TokenLogprobs, position: int, token: int, top: int) -> Candidates:
-    return Candidates(
-        token=token,
-        logprob=float(scores.logprob[position]),
-        rank=int(scores.rank[position]),
-        top_tokens=scores.top_token[position, :top].tolist(),
-        top_logprobs=scores.top_logprob[position, :top].tolist(),
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paged.host_pages import PageMove
+from paged.runtime.lanes import LongShare
 from paged.runtime.plan import PageCopy, PageUpdate, Row, StepPlan
 from paged.runtime.sequence import Sequence
 
@@ -17,12 +18,14 @@ class Draft:
         budget: tokens that the step still has room for.
         num_slots: of the device.
         decodes, chunks: its rows of one token, and the longer ones.
+        long: what it may do for long sequences, where these have a lane of their own.
         admitted, page_updates, copies: see `StepPlan`.
         sources: pages to be copied, on hold until the plan is made.
     """
 
     budget: int
     num_slots: int
+    long: LongShare | None = None
     decodes: list[Row] = field(default_factory=list)
     chunks: list[Row] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)

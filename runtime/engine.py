@@ -194,7 +194,7 @@ def load_engine(
         max_logprobs=config.max_logprobs,
         default_params=defaults,
         eos_token_ids=source.eos_token_ids,
-        has_priorities=config.scheduling_policy == "priority",
+        has_priorities=config.scheduling_policy != "fcfs",
     )
     about = About(core.memory, core.startup, cache_settings(config, core.memory))
     return Engine(core, front, about)

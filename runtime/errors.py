@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from paged.errors import ConfigError
 
-__all__ = ["ConfigError", "EngineDead", "EngineRestarting", "InvalidRequest", "Unsupported"]
+__all__ = [
+    "ConfigError",
+    "DeadlineExceeded",
+    "EngineDead",
+    "EngineRestarting",
+    "InvalidRequest",
+    "Overloaded",
+    "Unsupported",
+]
 
 
 class InvalidRequest(ValueError):
@@ -21,6 +29,24 @@ class InvalidRequest(ValueError):
 
 class Unsupported(InvalidRequest):
     """A known field or value that this version does not carry out."""
+
+
+class Overloaded(RuntimeError):
+    """A request that could run, but not now.
+
+    Attributes:
+        cause: see `paged.runtime.messages.Refusal`.
+        retry_after: seconds until it may be taken.
+    """
+
+    def __init__(self, message: str, cause: str = "queue", retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.retry_after = retry_after
+
+
+class DeadlineExceeded(RuntimeError):
+    """A request's deadline passed before it was answered."""
 
 
 class EngineDead(RuntimeError):

@@ -193,7 +193,7 @@ class Front:
         if priority and not self.has_priorities:
             raise InvalidRequest(
                 f"priority is {priority}, but requests are served in order of arrival; start the "
-                "engine with --scheduling-policy priority",
+                "engine with --scheduling-policy priority (or lanes)",
                 "priority",
             )
 

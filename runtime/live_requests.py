@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from paged.runtime.disk_pages import Fetched
 from paged.runtime.engine_state import SequenceState
 from paged.runtime.guides import Compiled, Guide
-from paged.runtime.messages import Candidates, EngineRequest, SequenceOutput
+from paged.runtime.messages import Candidates, EngineRequest, Refusal, SequenceOutput
 from paged.runtime.sequence import Sequence, SequenceLimits
 
 
@@ -27,6 +27,12 @@ class LiveRequest:
     sequences: dict[int, Sequence] = field(default_factory=dict)
     first_scheduled: float | None = None
     prompt_scores: list[Candidates] | None = None
+
+    @classmethod
+    def of(cls, request: EngineRequest) -> LiveRequest:
+        """A new one, without sequences yet."""
+        asked = request.params.prompt_logprobs is not None
+        return cls(request, prompt_scores=[] if asked else None)
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,14 @@ def limits_of(request: EngineRequest, eos: frozenset[int]) -> SequenceLimits:
     heeded = frozenset() if params.ignore_eos and not guided else eos
     min_tokens = 0 if guided else params.min_tokens
     return SequenceLimits(params.max_tokens, min_tokens, stops | heeded, heeded - stops)
+
+
+def refused(request: EngineRequest, refusal: Refusal) -> list[SequenceOutput]:
+    """The news of all sequences of a request that is not taken."""
+    return [
+        SequenceOutput(request.request_id, index, [], finish_reason="refused", refusal=refusal)
+        for index in range(request.params.n)
+    ]
 
 
 def ending(live: LiveRequest, index: int, reason: str, error: str | None = None) -> SequenceOutput:

@@ -17,6 +17,39 @@ NO_NUMBERS = "the model's scores for the next token are no numbers (NaN or infin
 """The error of a sequence that ends because of it, and ends alone."""
 
 
+class Terms(msgspec.Struct, frozen=True, array_like=True):
+    """On which terms a request is to be taken; by default at once and for as long as it takes.
+
+    Attributes:
+        deadline: seconds, `time.monotonic`, which all processes of a machine share; 0 for none.
+        num_sequences: for how many the queue must have room: those of all prompts that came
+            together, if this is the first of them. 0 if that was asked before or is not to be.
+        num_tokens: the prompt tokens of these.
+    """
+
+    deadline: float = 0.0
+    num_sequences: int = 0
+    num_tokens: int = 0
+
+
+class Refusal(msgspec.Struct, frozen=True, array_like=True):
+    """Why a request was not taken.
+
+    Attributes:
+        cause: "queue" or "tokens", of which too many wait; "deadline", which would pass; "size", by
+            which it could never be taken.
+        message: for the user.
+        retry_after: seconds until it may be taken; 0 if it never is, or its time is over.
+    """
+
+    cause: str
+    message: str
+    retry_after: float
+
+
+NO_TERMS = Terms()
+
+
 class EngineRequest(msgspec.Struct, frozen=True):
     """A validated request.
 
@@ -29,6 +62,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
         cache_salt: keeps prefix cache entries apart; "" shares.
         grammar: that the output must follow, as `paged.runtime.grammar` writes it; "" for none.
         bad_words: token sequences that the output must not hold, of two tokens or more each.
+        terms: on which it is to be taken.
     """
 
     request_id: str
@@ -39,6 +73,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     cache_salt: str = ""
     grammar: str = ""
     bad_words: list[list[int]] = []
+    terms: Terms = NO_TERMS
 
 
 class Candidates(msgspec.Struct, frozen=True, array_like=True):
@@ -66,7 +101,8 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
         logprobs: an entry per new token, if asked for.
         prompt_logprobs: entries for prompt positions 1 onwards, all at once, with the first news
             of sequence 0, if asked for.
-        finish_reason: set on the last news: "stop", "length", "abort" or "error".
+        finish_reason: set on the last news: "stop", "length", "abort", "timeout" when its deadline
+            has passed, "refused", or "error".
         stop_reason: the stop token id that ended it; None for end-of-sequence.
         error: what went wrong: with the engine when finish_reason is "error", with this sequence
             alone when it is "abort".
@@ -76,6 +112,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
         first_scheduled_time: seconds, `time.time`.
         read_time: when the tokens came from the device; seconds, `time.monotonic`, which all
             processes of a machine share. None if there are none.
+        refusal: why, when finish_reason is "refused".
     """
 
     request_id: str
@@ -90,6 +127,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     first_scheduled_time: float | None = None
     ended_by_text: bool = False
     read_time: float | None = None
+    refusal: Refusal | None = None
 
 
 class Saving(NamedTuple):
@@ -158,6 +196,14 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
         compiles_after_warmup: counter; 0 unless something is wrong.
         bytes_per_page: of the pool.
         steps: how long and how full they were.
+        room: sequences that the queue would take now; None for any number.
+        retry_after: seconds until one more is likely to be taken.
+        wait_seconds, long_wait_seconds: that a request waits for its turn by the rates of late; the
+            latter in the lane of long ones.
+        waiting_tokens: prompt tokens that are yet to be computed.
+        num_running_long, num_waiting_long: those of the sequences that are in that lane.
+        refused: counters, requests that were not taken, by cause.
+        num_timeouts: counter, requests whose deadline passed while they waited or ran.
         num_restarts: counter, engines that have followed one that died, after which the other
             counters begin at 0.
     """
@@ -191,4 +237,13 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     compiles_after_warmup: int = 0
     bytes_per_page: int = 0
     steps: StepStats = StepStats()
+    room: int | None = None
+    retry_after: float = 1.0
+    wait_seconds: float = 0.0
+    long_wait_seconds: float = 0.0
+    waiting_tokens: int = 0
+    num_running_long: int = 0
+    num_waiting_long: int = 0
+    refused: dict[str, int] = {}
+    num_timeouts: int = 0
     num_restarts: int = 0

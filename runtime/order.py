@@ -17,6 +17,9 @@ Order = Callable[[Sequence], tuple[float, int]]
 PRIORITY_SECONDS = 60.0
 """What one level of priority is worth in seconds of waiting."""
 
+LANE_SECONDS = 30.0
+"""For how long short sequences overtake a long one: those that arrive later stand behind it."""
+
 
 def by_arrival(sequence: Sequence) -> tuple[float, int]:
     """First come, first served."""
@@ -32,7 +35,13 @@ def by_priority(sequence: Sequence) -> tuple[float, int]:
     return sequence.arrival + PRIORITY_SECONDS * sequence.priority, sequence.sequence_id
 
 
-ORDERS: dict[str, Order] = {"fcfs": by_arrival, "priority": by_priority}
+def by_lane(sequence: Sequence) -> tuple[float, int]:
+    """Short ones first, but only for `LANE_SECONDS`; beside that as `by_priority`."""
+    key, number = by_priority(sequence)
+    return key + LANE_SECONDS * sequence.is_long, number
+
+
+ORDERS: dict[str, Order] = {"fcfs": by_arrival, "priority": by_priority, "lanes": by_lane}
 """By the name of the scheduling policy."""
 
 
@@ -66,35 +75,54 @@ class Line:
         assert found is sequence, f"sequence {sequence.sequence_id} is not in this line"
 
 
-class WaitingLine(Line):
-    """Sequences to admit. Forks stand beside the line until their parent's prompt is scheduled."""
+class WaitingLine:
+    """Sequences to admit, the long ones apart from the others.
+
+    Forks stand beside the line until their parent's prompt is scheduled.
+
+    Attributes:
+        short, long: their lines. Without lanes no sequence is called long.
+    """
 
     def __init__(self, order: Order) -> None:
-        super().__init__(order)
+        self.short, self.long = Line(order), Line(order)
+        self._order = order
         self._forks: dict[int, list[Sequence]] = {}  # by the parent's id
 
     @property
     def has_forks(self) -> bool:
         return bool(self._forks)
 
+    @property
+    def first(self) -> Sequence | None:
+        return self.first_of(self.short, self.long)
+
+    def first_of(self, *lines: Line) -> Sequence | None:
+        """The first of these lines of it."""
+        firsts = [line.first for line in lines if line.first is not None]
+        return min(firsts, key=self._order, default=None)
+
     def add(self, sequence: Sequence) -> None:
         parent = sequence.parent
         if parent is not None and sequence.status is Status.WAITING and _prompt_to_come(parent):
             self._forks.setdefault(parent.sequence_id, []).append(sequence)
         else:
-            super().add(sequence)
+            self._line_of(sequence).add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         forks = self._forks.get(sequence.parent.sequence_id, []) if sequence.parent else []
         if sequence in forks:
             forks.remove(sequence)
         else:
-            super().remove(sequence)
+            self._line_of(sequence).remove(sequence)
 
     def release_forks(self, parent: Sequence) -> None:
         """Let the forks join the line: the parent's prompt is scheduled, or never will be."""
         for fork in self._forks.pop(parent.sequence_id, ()):
-            super().add(fork)
+            self._line_of(fork).add(fork)
+
+    def _line_of(self, sequence: Sequence) -> Line:
+        return self.long if sequence.is_long else self.short
 
 
 def _prompt_to_come(parent: Sequence) -> bool:

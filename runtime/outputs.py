@@ -11,6 +11,8 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from paged.runtime.messages import Refusal
+
 
 class Logprob(NamedTuple):
     """One candidate token at one position.
@@ -39,7 +41,8 @@ class CompletionOutput(Struct, gc=False):
         token_ids: likewise, token ids.
         cumulative_logprob: sum of the chosen tokens' log-probabilities; None if not asked for.
         logprobs: an entry per entry of token_ids; None if not asked for.
-        finish_reason: "stop", "length", "abort" or "error"; None while it runs.
+        finish_reason: "stop", "length", "abort", "timeout", "refused" or "error"; None while it
+            runs.
         stop_reason: the stop string or stop token id that ended it; None for end-of-sequence.
         error: what went wrong, when finish_reason is "error".
         impossible: whether that is that what was asked for cannot be had.
@@ -88,6 +91,7 @@ class RequestOutput(Struct, gc=False):
         num_cached_tokens: prompt tokens taken from the prefix cache.
         metrics: times.
         read_time: when its newest tokens came from the device; seconds, `time.monotonic`.
+        refusal: why it was not taken, if it was not.
     """
 
     request_id: str
@@ -99,6 +103,7 @@ class RequestOutput(Struct, gc=False):
     num_cached_tokens: int
     metrics: RequestMetrics
     read_time: float | None = None
+    refusal: Refusal | None = None
 
 
 def join_deltas(older: RequestOutput, newer: RequestOutput) -> RequestOutput:

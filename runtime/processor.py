@@ -12,7 +12,13 @@ from msgspec.structs import replace
 
 from paged.models.tokenizer import Tokenizer
 from paged.runtime.detokenizer import Detokenizer
-from paged.runtime.messages import NO_NUMBERS, Candidates, EngineRequest, SequenceOutput
+from paged.runtime.messages import (
+    NO_NUMBERS,
+    Candidates,
+    EngineRequest,
+    Refusal,
+    SequenceOutput,
+)
 from paged.runtime.outputs import (
     CompletionOutput,
     Logprob,
@@ -81,6 +87,7 @@ class _Request:
     metrics: RequestMetrics
     num_cached_tokens: int = 0
     read_time: float | None = None
+    refusal: Refusal | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     news: dict[int, _Sequence] = field(default_factory=dict)  # of this step, by index
 
@@ -144,7 +151,7 @@ class OutputProcessor:
         """File the news of one sequence; True if the core must be told that it ended."""
         sequence = live.sequences[item.index]
         live.news[item.index] = sequence
-        live.read_time = item.read_time
+        live.read_time, live.refusal = item.read_time, item.refusal
         if live.metrics.first_token_time is None:
             self._note_times(live, item, now)
         if item.index == 0:
@@ -241,6 +248,7 @@ class OutputProcessor:
             num_cached_tokens=live.num_cached_tokens,
             metrics=live.metrics,
             read_time=live.read_time,
+            refusal=live.refusal,
         )
 
 

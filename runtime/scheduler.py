@@ -20,11 +20,13 @@ from typing import Literal
 from paged.groups import Windows, most_pages
 from paged.pool import PagePool
 from paged.runtime.draft import Draft
+from paged.runtime.lanes import DEFAULT_LANES, RESERVE, Lanes, long_share
 from paged.runtime.load_costs import FREE, LoadCosts
 from paged.runtime.order import ORDERS, Line, WaitingLine
 from paged.runtime.page_tables import PageTables, Prefix
 from paged.runtime.plan import Row, StepPlan, TokenEvent
 from paged.runtime.sequence import FinishReason, Sequence, Status
+from paged.runtime.step_costs import StepCosts
 
 
 @dataclass(frozen=True)
@@ -45,17 +47,19 @@ class SchedulerConfig:
             for 1.1 % more steps.
         windows: of the groups of layers.
         load_costs: of pages in host memory.
+        lanes: how short and long ones share steps, under the policy "lanes".
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-    policy: Literal["fcfs", "priority"] = "fcfs"
+    policy: Literal["fcfs", "priority", "lanes"] = "fcfs"
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     growth_steps: int = 8
     windows: Windows = (None,)
     load_costs: LoadCosts = FREE
+    lanes: Lanes = DEFAULT_LANES
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_num_seqs <= self.max_num_batched_tokens:
@@ -70,6 +74,8 @@ class SchedulerConfig:
                 f"must be at least max_model_len ({self.max_model_len}): raise the one, lower the "
                 f"other or enable chunked prefill"
             )
+        if self.policy == "lanes" and not self.enable_chunked_prefill:
+            raise ValueError("the policy lanes needs chunked prefill: long prompts take many steps")
         if self.policy not in ORDERS:
             raise ValueError(f"policy must be one of {', '.join(ORDERS)}, got {self.policy!r}")
 
@@ -91,6 +97,8 @@ class Scheduler:
         host_queries: the others of them, looked up in host memory.
         host_hits: those of these that were found there, worth loading.
         num_preemptions: times a sequence had to give its pages back.
+        backlog: prompt tokens yet to be computed, by lane: of short sequences, of long ones.
+        costs: what steps cost, for the policy "lanes"; whoever runs them may learn better ones.
     """
 
     def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
@@ -108,6 +116,9 @@ class Scheduler:
         self.prefix_queries = self.prefix_hits = 0
         self.host_queries = self.host_hits = 0
         self.num_preemptions = 0
+        self.backlog = [0, 0]
+        self.costs = StepCosts()
+        self._lanes = config.lanes if config.policy == "lanes" else None
         self._sequences: dict[int, Sequence] = {}
         self._running = Line(ORDERS[config.policy])
         self._waiting = WaitingLine(ORDERS[config.policy])
@@ -132,6 +143,18 @@ class Scheduler:
         return [*self._running, *sorted(waiting, key=ORDERS[self.config.policy])]
 
     @property
+    def num_waiting_long(self) -> int:
+        return len(self._waiting.long)
+
+    @property
+    def num_running_long(self) -> int:
+        return sum(each.is_long for each in self._running) if self._lanes else 0
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
+
+    @property
     def kv_usage(self) -> float:
         """Share of the pool's pages that sequences hold."""
         return self.pool.num_used / (self.pool.num_pages - 1)
@@ -148,6 +171,10 @@ class Scheduler:
         )
         return empty / held if held else 0.0
 
+    def would_be_long(self, num_tokens: int) -> bool:
+        """Whether a prompt with so many tokens to compute is for the lane of long ones."""
+        return self._lanes is not None and num_tokens > self._lanes.long_prompt
+
     def add(self, sequence: Sequence) -> None:
         """Take a new sequence; a parent must have been added before its forks.
 
@@ -163,6 +190,9 @@ class Scheduler:
             )
         assert sequence.sequence_id not in self._sequences, "a sequence_id is taken"
         self._sequences[sequence.sequence_id] = sequence
+        sequence.is_long = self._is_long(sequence)
+        if sequence.parent is None:
+            self._count_backlog(sequence, len(sequence.prompt))
         self._waiting.add(sequence)
 
     def abort(self, sequence_ids: abc.Iterable[int]) -> list[Sequence]:
@@ -198,6 +228,15 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None if nothing can advance before a step in flight is read."""
         draft = Draft(self.config.max_num_batched_tokens, self.config.max_num_seqs)
+        if self._lanes is not None:
+            draft.long = long_share(
+                self._lanes,
+                self.costs,
+                draft.budget,
+                self._running,
+                self._waiting,
+                len(self._free_slots),
+            )
         preempted = self._schedule_running(draft)
         if not preempted:
             self._schedule_waiting(draft)
@@ -254,7 +293,8 @@ class Scheduler:
             if num_left > 1:
                 # One token is kept for each sequence behind: no prompt holds up their decoding.
                 budget = draft.budget - (len(self._running) - index - 1)
-                length = self._chunk_length(num_left, budget)
+                start = sequence.num_computed
+                length = self._chunk_length(draft, sequence, num_left, budget, start)
             end = sequence.num_computed + length
             if end <= sequence.horizon or self._reach(draft, sequence, end):
                 self._add_row(draft, sequence, length, samples=length == num_left)
@@ -262,15 +302,47 @@ class Scheduler:
 
     def _schedule_waiting(self, draft: Draft) -> None:
         """Admit from the front of the line until one does not fit; nobody overtakes it."""
-        while self._free_slots and draft.budget and (sequence := self._waiting.first):
+        while self._free_slots and draft.budget and (sequence := self._next(draft)):
             if not self._admit(draft, sequence):
                 return
 
-    def _chunk_length(self, num_left: int, budget: int) -> int:
-        """How many of a sequence's `num_left` tokens to compute now; 0 if that must wait."""
-        if self.config.enable_chunked_prefill:
-            return min(num_left, budget, self.config.long_prefill_token_threshold or num_left)
-        return num_left if num_left <= budget else 0
+    def _next(self, draft: Draft) -> Sequence | None:
+        """The first in line, of those whose lane has room in this step."""
+        if draft.long is None or self._lanes is None:
+            return self._waiting.first
+        lines = []
+        if draft.budget > draft.long.reserved:
+            lines.append(self._waiting.short)
+        others = draft.long.num_running > 0
+        has_slots = len(self._free_slots) > RESERVE * self.config.max_num_seqs * others
+        if has_slots and draft.long.num_prompts < self._lanes.most_long:
+            lines.append(self._waiting.long)
+        return self._waiting.first_of(*lines)
+
+    def _is_long(self, sequence: Sequence) -> bool:
+        """Whether much of a new prompt is to be computed; of a fork its parent has computed it."""
+        if self._lanes is None or sequence.parent is not None:
+            return False
+        if not self.would_be_long(len(sequence.prompt)):
+            return False
+        num_cached = self._tables.cached_prefix(sequence).num_tokens
+        return self.would_be_long(len(sequence.prompt) - num_cached)
+
+    def _chunk_length(
+        self, draft: Draft, sequence: Sequence, num_left: int, budget: int, start: int
+    ) -> int:
+        """How many of a sequence's `num_left` tokens from `start` on to compute now.
+
+        0 if that must wait.
+        """
+        if not self.config.enable_chunked_prefill:
+            return num_left if num_left <= budget else 0
+        most = min(num_left, budget, self.config.long_prefill_token_threshold or num_left)
+        if draft.long is None:
+            return most
+        if sequence.is_long:
+            return draft.long.chunk(most, start)
+        return min(most, max(budget - draft.long.reserved, 1))
 
     def _reach(self, draft: Draft, sequence: Sequence, end: int) -> bool:
         """Let a running sequence's tables reach `end`, at the cost of the last in line if need be.
@@ -292,12 +364,15 @@ class Scheduler:
         if sequence.num_pending:
             return False  # preempted, and its newest tokens are still on the way
         prefix: Prefix | None = self._find_prefix(draft, sequence)
-        while prefix and not self._has_room(sequence, prefix):
+        while prefix and not self._has_room(draft, sequence, prefix):
             prefix = prefix.instead
         if prefix is None:
             return False
         num_left = sequence.num_tokens - prefix.num_tokens
-        length = self._chunk_length(num_left, draft.budget)
+        if not sequence.is_long and self.would_be_long(num_left):
+            self._make_long(sequence)
+            return True
+        length = self._chunk_length(draft, sequence, num_left, draft.budget, prefix.num_tokens)
         if not length:
             return False
         self._waiting.remove(sequence)
@@ -306,12 +381,31 @@ class Scheduler:
         draft.admitted.append(sequence)
         self._tables.start(draft, sequence, prefix, length)
         self._add_row(draft, sequence, length, samples=length == num_left)
+        if draft.long is not None and sequence.is_long:
+            draft.long.num_running += 1
+            draft.long.num_prompts += num_left > 1
         return True
 
-    def _has_room(self, sequence: Sequence, prefix: Prefix) -> bool:
+    def _make_long(self, sequence: Sequence) -> None:
+        """Move a waiting sequence to the other lane: what it was to find in the cache is gone."""
+        self._waiting.remove(sequence)
+        num_left = sequence.backlog
+        self._count_backlog(sequence, 0)
+        sequence.is_long = True
+        self._count_backlog(sequence, num_left)
+        self._waiting.add(sequence)
+
+    def _count_backlog(self, sequence: Sequence, num_tokens: int) -> None:
+        """So many of its prompt tokens are yet to be computed."""
+        self.backlog[sequence.is_long] += num_tokens - sequence.backlog
+        sequence.backlog = num_tokens
+
+    def _has_room(self, draft: Draft, sequence: Sequence, prefix: Prefix) -> bool:
         """Whether there are pages for its known tokens, and some to spare for those that run."""
         num_spare = len(self._running) * self.config.growth_steps // self.pool.page_size
         num_pages = self._tables.num_own(sequence, prefix) + num_spare * len(self.config.windows)
+        if draft.long is not None and sequence.is_long and draft.long.num_running:
+            num_pages += int(RESERVE * self.pool.num_pages)
         return self.pool.can_allocate(num_pages, prefix.shared + prefix.copied)
 
     def _start(self, sequence: Sequence, prefix: Prefix) -> None:
@@ -357,6 +451,8 @@ class Scheduler:
         draft.budget -= length
         sequence.num_computed += length
         sequence.num_pending += samples
+        if sequence.backlog:
+            self._count_backlog(sequence, max(len(sequence.prompt) - sequence.num_computed, 0))
         if sequence.num_computed % self.pool.page_size < length:  # a page has become full
             self._tables.register(sequence)
 
@@ -366,6 +462,7 @@ class Scheduler:
         sequence.status = Status.PREEMPTED
         sequence.num_preemptions += 1
         self.num_preemptions += 1
+        self._count_backlog(sequence, len(sequence.prompt))
         self._waiting.add(sequence)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -376,6 +473,7 @@ class Scheduler:
         sequence.status = Status.FINISHED
         sequence.finish_reason = reason
         sequence.num_pending = 0
+        self._count_backlog(sequence, 0)
         del self._sequences[sequence.sequence_id]
         self._waiting.release_forks(sequence)
 

@@ -31,6 +31,7 @@ class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    TIMEOUT = "timeout"
     ERROR = "error"
 
 
@@ -64,6 +65,8 @@ class Sequence:
         cache_salt: keeps its prefix cache entries apart from other salts; "" shares with all.
         reads_prefix_cache: False when every prompt token must be computed (prompt_logprobs).
         parent: the sequence whose prompt pages this one shares (n > 1), or None.
+        backlog: prompt tokens, of those that the scheduler counts as yet to be computed.
+        is_long: whether it is in the lane of long ones; never, where there are no lanes.
         status: where it is in its life.
         finish_reason, stop_reason: why it ended, and the stop token id that did it, if one did.
         outputs: output token ids read back so far.
@@ -89,6 +92,8 @@ class Sequence:
     cache_salt: str = ""
     reads_prefix_cache: bool = True
     parent: Sequence | None = None
+    is_long: bool = False
+    backlog: int = 0
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None

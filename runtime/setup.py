@@ -37,6 +37,7 @@ from paged.runtime.device_probe import MEMORY_FRACTIONS
 from paged.runtime.disk_pages import DiskPages
 from paged.runtime.disk_tier import DiskTier
 from paged.runtime.errors import ConfigError
+from paged.runtime.lanes import Lanes
 from paged.runtime.lowering import processes_for
 from paged.runtime.memory import (
     MemoryPlan,
@@ -258,6 +259,11 @@ def _scheduling(config: EngineConfig, shapes: StepShapes) -> SchedulerConfig:
         enable_chunked_prefill=config.enable_chunked_prefill,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         windows=shapes.cache.windows,
+        lanes=Lanes(
+            long_prompt=config.long_prompt_threshold,
+            share=config.short_request_share,
+            most_long=config.max_long_partial_prefills,
+        ),
     )
 
 

@@ -21,6 +21,7 @@ DOCUMENTS = (
     "docs/memory.md",
     "docs/models.md",
     "docs/operations.md",
+    "docs/overload.md",
     "docs/several_models.md",
     "docs/tensor_parallel.md",
     "docs/threat_model.md",

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from paged.http.api.errors import ApiError
 from paged.http.api.fields import Neutral, check_fields
 from paged.http.api.json_size import TooManyValues, check_num_values
+from paged.http.api.timeouts import timed
 from paged.runtime.long_text import without_hurry
 
 # How msgspec's messages end when a value has the wrong type: "... - at `$.messages[0].role`".
@@ -26,16 +27,16 @@ _LEAST_RATE = 10_000
 async def read_body[T: msgspec.Struct](
     request: Request, type: type[T], neutral: Neutral, max_size: int
 ) -> T:
-    """The body as a `type`.
+    """The body as a `type`, how long its answer may take filled in.
 
     Raises:
         ApiError: as `read_json` does, not JSON, or a field of the wrong type.
-        InvalidRequest: more fields than any request has.
+        InvalidRequest: more fields than any request has, or a timeout that is none.
         Unsupported: a field of `neutral` that asks for something.
     """
     body = await read_json(request, max_size)
     check_fields(fields_of(body), type.__struct_fields__, neutral)
-    return _decode(body, type)
+    return timed(request, _decode(body, type))
 
 
 async def read_json(request: Request, max_size: int) -> bytes:

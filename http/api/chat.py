@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,7 @@ from paged.http.api.logprobs import TokenSpeller, chat_logprobs, prompt_logprobs
 from paged.http.api.message import AnswerReader, AnswerReaders
 from paged.http.api.prompts import truncated
 from paged.http.api.protocol import ChatChoice, ChatCompletion, ChatRequest
+from paged.http.api.search import num_candidates
 from paged.http.api.service import Service, models_of, new_id
 from paged.http.api.streaming import event_stream
 from paged.http.api.structured import structured_outputs
@@ -36,6 +38,7 @@ async def chat_completions(request: Request) -> Response:
     models = models_of(request)
     body = await read_body(request, ChatRequest, CHAT_NEUTRAL, models.max_body_size)
     service = models.for_text(body.model)
+    service.check_room(num_candidates(body))
     chat = await prepared(service, body, new_id(request, "chatcmpl", body.request_id))
     if body.stream:
         return await event_stream(request, chat_events(service, chat.body, chat.job, chat.readers))
@@ -58,7 +61,7 @@ async def prepared(service: Service, body: ChatRequest, reply_id: str) -> Prepar
     Raises:
         InvalidRequest: anything in the request that cannot be carried out.
     """
-    body = service.defaults.fill(body)
+    started, body = time.monotonic(), service.defaults.fill(body)
     use = read_tools(body, automatic=service.answers.takes_tools)
     params = forced(_params(body, service.engine.default_sampling_params), use)
     hidden = use.choice == "none" and service.answers.hides_tools
@@ -71,7 +74,8 @@ async def prepared(service: Service, body: ChatRequest, reply_id: str) -> Prepar
         params = replace(params, structured_outputs=form.preceded_by(before))
     if _has_hidden_marks(service, use):
         params = replace(params, skip_special_tokens=False)
-    job = make_job(body, [prompt], params, id=reply_id, model=service.model_name)
+    name = service.model_name
+    job = make_job(body, [prompt], params, id=reply_id, model=name, started=started)
     return Prepared(body, job, readers)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -40,10 +41,11 @@ async def completions(request: Request) -> Response:
     models = models_of(request)
     body = await read_body(request, CompletionRequest, COMPLETION_NEUTRAL, models.max_body_size)
     service = models.for_text(body.model)
-    body = service.defaults.fill(body)
+    started, body = time.monotonic(), service.defaults.fill(body)
     engine = service.engine
     params = _params(body, engine.default_sampling_params)
     given = split(body.prompt, num_candidates(body))
+    service.check_room(len(given) * num_candidates(body))
     special = body.add_special_tokens is not False
     prompts = await tokenised(
         given, engine.tokenizer, engine.max_model_len, add_special_tokens=special
@@ -52,7 +54,8 @@ async def completions(request: Request) -> Response:
         prompts = [truncated(prompt, body, params.max_tokens, engine) for prompt in prompts]
         given = list[Prompt](prompts)
     reply_id = new_id(request, "cmpl", body.request_id)
-    job = make_job(body, prompts, params, id=reply_id, model=service.model_name)
+    name = service.model_name
+    job = make_job(body, prompts, params, id=reply_id, model=name, started=started)
     maker = ChoiceMaker(body, given, engine.tokenizer)
     if body.stream:
         return await event_stream(request, _events(service, body, job, maker))

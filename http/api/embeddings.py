@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from base64 import b64encode
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,6 +16,7 @@ from paged.http.api.pooling_protocol import Embedding, EmbeddingRequest, PooledL
 from paged.http.api.prompts import listed
 from paged.http.api.protocol import now
 from paged.http.api.service import models_of, new_id
+from paged.http.api.timeouts import deadline_of
 from paged.runtime.pooling.outputs import EmbeddingRequestOutput
 from paged.runtime.pooling.reader import Tokens
 
@@ -24,7 +27,8 @@ async def embeddings(request: Request) -> Response:
     body = await read_body(request, EmbeddingRequest, POOLING_NEUTRAL, models.max_body_size)
     service = models.for_vectors(body.model)
     service.engine.abilities.check_embeds()
-    prompts = listed(body.input, "input")
+    deadline, prompts = deadline_of(body.timeout, time.monotonic()), listed(body.input, "input")
+    service.check_room(len(prompts))
     reader, special = service.engine.reader, body.add_special_tokens is not False
 
     def read() -> list[Tokens]:
@@ -32,8 +36,8 @@ async def embeddings(request: Request) -> Response:
 
     created, reply_id = now(), new_id(request, "embd", body.request_id)
     texts = await prepared([len(prompt) for prompt in prompts], read, "input")
-    future = service.engine.embed(texts, body.dimensions)
-    outputs = await computed(service, request, reply_id, future)
+    submit = partial(service.engine.embed, texts, body.dimensions)
+    outputs = await computed(service, request, reply_id, submit, deadline)
     return json_response(
         PooledList(
             id=reply_id,

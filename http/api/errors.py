@@ -6,6 +6,7 @@ A route raises what it likes; `error_info` is the one place that decides what th
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -17,7 +18,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paged.http.paths import path_of
-from paged.runtime.errors import EngineDead, EngineRestarting, InvalidRequest, Unsupported
+from paged.runtime.errors import (
+    DeadlineExceeded,
+    EngineDead,
+    EngineRestarting,
+    InvalidRequest,
+    Overloaded,
+    Unsupported,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -65,18 +73,29 @@ _ANTHROPIC_TYPES = {
     401: "authentication_error",
     404: "not_found_error",
     413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
 }
 _ANTHROPIC_PATH = "/v1/messages"
 
 
 class ApiError(Exception):
-    """A refusal with its status, for what no other exception says."""
+    """A refusal with its status, for what no other exception says, and headers of its reply."""
 
-    def __init__(self, status: int, message: str, type: str, param: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        type: str,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.type = type
         self.param = param
+        self.headers = headers
 
 
 _FAILED = "The engine failed while it worked on this request; see the server's log"
@@ -94,6 +113,10 @@ class GenerationFailed(RuntimeError):
         self.told = told
 
 
+EXPECTED = (DeadlineExceeded, EngineDead, GenerationFailed, Overloaded)
+"""What may end an answer that has begun without being a bug."""
+
+
 def error_info(error: Exception) -> ErrorInfo:
     """What the client is told of `error`; nothing of it when the fault is ours."""
     match error:
@@ -105,6 +128,10 @@ def error_info(error: Exception) -> ErrorInfo:
             return _info(str(error), "BadRequestError", 400, error.param)
         case HTTPException():
             return _info(error.detail, HTTPStatus(error.status_code).phrase, error.status_code)
+        case Overloaded():
+            return _info(str(error), _UNAVAILABLE, 503)
+        case DeadlineExceeded():
+            return _info(str(error), "TimeoutError", 504, "timeout")
         case EngineRestarting():
             message = "The engine has stopped and is being restarted; try again later"
             return _info(message, _UNAVAILABLE, 503)
@@ -163,6 +190,8 @@ def cause_of(error: Exception) -> str:
     """What metrics call an error: one of few words, whatever was asked."""
     if isinstance(error, InvalidRequest) and error.param == "input_tokens":
         return "too_long"
+    if isinstance(error, Overloaded):
+        return error.cause
     words = error_info(error).type.removesuffix("Error").replace(" ", "")
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", words).lower()
 
@@ -185,9 +214,26 @@ async def handle_error(request: Request, error: Exception) -> Response:
     headers: Mapping[str, str] | None = None
     if isinstance(error, HTTPException):
         error, headers = _of_route(error, request.method, path), error.headers
-    if isinstance(error, EngineRestarting):
-        headers = {"Retry-After": str(_RESTART)}
-    return error_response(error, path, headers)
+    return error_response(error, path, headers or _headers_of(error))
+
+
+def retry_after(seconds: float) -> dict[str, str]:
+    """The header that clients wait by, in whole seconds."""
+    return {"Retry-After": str(max(math.ceil(seconds), 1))}
+
+
+def _headers_of(error: Exception) -> Mapping[str, str] | None:
+    match error:
+        case Overloaded():
+            return retry_after(error.retry_after)
+        case EngineRestarting():
+            return retry_after(_RESTART)
+        case DeadlineExceeded():  # OpenAI's and Anthropic's clients would ask again by themselves
+            return {"X-Should-Retry": "false"}
+        case ApiError():
+            return error.headers
+        case _:
+            return None
 
 
 def _of_route(error: HTTPException, method: str, path: str) -> HTTPException:

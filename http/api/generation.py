@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
+from typing import TypedDict
 
 from paged.http.api.errors import GenerationFailed
 from paged.http.api.job import Job
 from paged.http.api.service import Service
 from paged.http.api.structured import in_words_of
+from paged.http.api.timeouts import LATE
+from paged.http.meter import count_tokens
 from paged.http.request_report import Asked, RequestWatch
-from paged.runtime.errors import InvalidRequest
-from paged.runtime.messages import NO_NUMBERS
+from paged.runtime.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from paged.runtime.messages import NO_NUMBERS, Terms
 from paged.runtime.outputs import RequestOutput
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
@@ -34,16 +37,25 @@ async def _run_prompt(service: Service, job: Job, index: int) -> Outputs:
     asked = Asked(request_id, job.model, job.prompts[index], job.params)
     watch = RequestWatch(service.metrics, asked, service.reporters)
     service.running.add(request_id)
+    counted = False
     try:
         async with aclosing(outputs):
             async for output in outputs:
                 _check(output)
+                count_tokens(_num_tokens(output, begins=not counted))
+                counted = True
                 watch.observe(output)
                 yield index, output
                 watch.handed_on(output)  # whoever streams comes back when it has sent it
     except InvalidRequest as error:
         watch.drop()
         raise in_words_of(job.form, error) from error
+    except Overloaded:
+        watch.drop()
+        raise
+    except DeadlineExceeded:
+        watch.close("timeout")
+        raise
     except Exception:
         watch.close("error")
         raise
@@ -57,12 +69,22 @@ def _outputs(
 ) -> AsyncGenerator[RequestOutput, None]:
     """Those of the engine for one prompt."""
     engine, prompt = service.engine, job.prompts[index]
-    priority, salt = job.priority, job.cache_salt
+    how: _How = {
+        "priority": job.priority,
+        "cache_salt": job.cache_salt,
+        "terms": job.terms(index),
+    }
     if job.beams is None:
-        return engine.generate(prompt, job.params, request_id, priority=priority, cache_salt=salt)
-    return _only(
-        engine.beam_search(prompt, job.beams, request_id, priority=priority, cache_salt=salt)
-    )
+        return engine.generate(prompt, job.params, request_id, **how)
+    return _only(engine.beam_search(prompt, job.beams, request_id, **how))
+
+
+class _How(TypedDict):
+    """What the engine is told of a prompt beside its parameters."""
+
+    priority: int
+    cache_salt: str
+    terms: Terms
 
 
 async def _only(search: Awaitable[RequestOutput]) -> AsyncGenerator[RequestOutput, None]:
@@ -70,10 +92,18 @@ async def _only(search: Awaitable[RequestOutput]) -> AsyncGenerator[RequestOutpu
     yield await search
 
 
+def _num_tokens(output: RequestOutput, *, begins: bool) -> int:
+    """Tokens that an output brings, and with the first those of its prompt."""
+    num_new = sum(len(sequence.token_ids) for sequence in output.outputs)
+    return num_new + (len(output.prompt_token_ids) if begins else 0)
+
+
 def _check(output: RequestOutput) -> None:
     for sequence in output.outputs:
         if sequence.impossible:
             raise InvalidRequest(str(sequence.error), "structured_outputs")
+        if sequence.finish_reason == "timeout":
+            raise DeadlineExceeded(LATE)
         if sequence.finish_reason == "error":
             told = NO_NUMBERS if sequence.error == NO_NUMBERS else None
             raise GenerationFailed(f"{output.request_id}: {sequence.error}", told)

@@ -11,8 +11,10 @@ from msgspec import structs
 from paged.http.api.protocol import GenerationRequest, PromptTokensDetails, Usage, now
 from paged.http.api.search import beam_search_params, best, num_candidates
 from paged.http.api.structured import form_field, structured_outputs
+from paged.http.api.timeouts import deadline_of
 from paged.runtime.beam_search import BeamSearchParams
 from paged.runtime.errors import InvalidRequest
+from paged.runtime.messages import Terms
 from paged.runtime.outputs import RequestOutput
 from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
 
@@ -35,6 +37,7 @@ class Job:
         prompts: token ids of each prompt.
         params: the same for all prompts.
         priority, cache_salt: see the engine.
+        deadline: on the clock of `time.monotonic`; 0 for none.
         form: the field that asks for a form of the output, if one does.
         n: sequences of each prompt that are returned.
         beams: how to search for them; None samples.
@@ -47,6 +50,7 @@ class Job:
     params: SamplingParams
     priority: int
     cache_salt: str
+    deadline: float = 0.0
     form: str = "structured_outputs"
     n: int = 1
     beams: BeamSearchParams | None = None
@@ -55,6 +59,14 @@ class Job:
     def head(self) -> dict[str, Any]:
         """The fields that a reply and all its chunks share."""
         return {"id": self.id, "model": self.model, "created": self.created}
+
+    def terms(self, index: int) -> Terms:
+        """Of one prompt: for the first, the queue must have room for all."""
+        if index:
+            return Terms(self.deadline)
+        each = self.params.n if self.beams is None else self.beams.beam_width
+        num_tokens = sum(map(len, self.prompts))
+        return Terms(self.deadline, each * len(self.prompts), num_tokens)
 
     def best(self, output: RequestOutput) -> RequestOutput:
         """A whole output with those of its sequences alone that are returned."""
@@ -70,8 +82,12 @@ def make_job(
     *,
     id: str,
     model: str,
+    started: float,
 ) -> Job:
     """Put a request together.
+
+    Args:
+        started: when it came in, on the clock of `time.monotonic`.
 
     Raises:
         InvalidRequest: an empty cache_salt, or fields that do not go with a search.
@@ -82,7 +98,9 @@ def make_job(
     beams = beam_search_params(body, params.max_tokens)
     n = 1 if body.n is None else body.n
     form = form_field(body) or "tools"
-    return Job(id, model, tuple(prompts), params, body.priority or 0, salt, form, n, beams)
+    deadline = deadline_of(body.timeout, started)
+    priority = body.priority or 0
+    return Job(id, model, tuple(prompts), params, priority, salt, deadline, form, n, beams)
 
 
 def sampling_params(

@@ -14,7 +14,9 @@ from starlette.requests import ClientDisconnect, Request
 from paged.http.api.disconnect import while_connected
 from paged.http.api.protocol import PromptTokensDetails, Usage
 from paged.http.api.service import PoolingService
-from paged.runtime.errors import InvalidRequest
+from paged.http.api.timeouts import in_time
+from paged.http.meter import count_tokens
+from paged.runtime.errors import DeadlineExceeded, InvalidRequest
 from paged.runtime.long_text import without_hurry
 
 logger = logging.getLogger(__name__)
@@ -46,18 +48,36 @@ async def prepared[T](lengths: Sequence[int], prepare: Callable[[], T], name: st
 
 
 async def computed[O: Output](
-    service: PoolingService, request: Request, id: str, future: Future[list[O]]
+    service: PoolingService,
+    request: Request,
+    id: str,
+    submit: Callable[[], Future[list[O]]],
+    deadline: float,
 ) -> list[O]:
-    """The outputs of a request, which ends when the client goes away."""
+    """The outputs of a request, which ends at its deadline, and when the client goes away.
+
+    Args:
+        submit: has the engine begin.
+        deadline: on the clock of `time.monotonic`; 0 for none.
+
+    Raises:
+        Overloaded, DeadlineExceeded.
+    """
     reason, tokens, start = "error", 0, time.perf_counter()
+    future = submit()
     try:
-        outputs = await while_connected(request.receive, asyncio.wrap_future(future))
+        async with in_time(deadline):
+            outputs = await while_connected(request.receive, asyncio.wrap_future(future))
         reason, tokens = "stop", num_tokens(outputs)
+        count_tokens(tokens)
         if service.log_requests:
             fields = {"request_id": id, "model": service.model_name, "prompt_tokens": tokens}
             values = (*fields.values(), len(outputs))
             logger.info("%s: %s, %d tokens in %d inputs", *values, extra={"fields": fields})
         return outputs
+    except DeadlineExceeded:
+        reason = "timeout"
+        raise
     except (ClientDisconnect, asyncio.CancelledError):
         reason = "abort"
         raise

@@ -18,10 +18,12 @@ class PoolingRequest(Struct, frozen=True, kw_only=True):
 
     Attributes:
         truncate_prompt_tokens: most tokens that a text keeps; -1 for as many as the model takes.
+        timeout: seconds that the answer may take.
     """
 
     model: str | None = None
     truncate_prompt_tokens: int | None = None
+    timeout: float | None = None
     request_id: str | None = None
 
 

@@ -88,6 +88,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
     priority: int | None = None
+    timeout: float | None = None
     cache_salt: str | None = None
     request_id: str | None = None
     response_format: ResponseFormat | None = None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,6 +14,7 @@ from paged.http.api.pooled import computed, prepared, usage
 from paged.http.api.pooling_protocol import PooledList, PoolingRequest, Score, ScoreRequest
 from paged.http.api.protocol import now
 from paged.http.api.service import PoolingService, models_of, new_id
+from paged.http.api.timeouts import deadline_of
 from paged.runtime.errors import InvalidRequest
 from paged.runtime.pooling.comparison import Comparison, pair_up
 from paged.runtime.pooling.outputs import ScoringRequestOutput
@@ -45,14 +49,16 @@ async def scored(
     pairs: list[tuple[str, str]],
 ) -> list[ScoringRequestOutput]:
     """The scores of pairs, in their order."""
-    engine = service.engine
+    engine, deadline = service.engine, deadline_of(body.timeout, time.monotonic())
+    service.check_room(len(pairs))
     lengths = [len(first) + len(second) for first, second in pairs]
 
     def compare() -> Comparison:
         return engine.compare(pairs, body.truncate_prompt_tokens)
 
     comparison = await prepared(lengths, compare, "documents")
-    return await computed(service, request, reply_id, engine.score(comparison))
+    submit = partial(engine.score, comparison)
+    return await computed(service, request, reply_id, submit, deadline)
 
 
 def _pairs(body: ScoreRequest) -> list[tuple[str, str]]:

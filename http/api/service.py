@@ -18,7 +18,7 @@ from paged.http.api.responses.store import ResponseStore
 from paged.http.engine import AnyEngine, Engine
 from paged.http.metrics import Metrics
 from paged.http.request_report import Reporter
-from paged.runtime.errors import InvalidRequest, Unsupported
+from paged.runtime.errors import InvalidRequest, Overloaded, Unsupported
 from paged.runtime.pooling.engine import PoolingEngine
 
 _MAX_CLIENT_ID = 64
@@ -48,6 +48,17 @@ class Served[E: AnyEngine]:
     @property
     def model_name(self) -> str:
         return self.model_names[0]
+
+    def check_room(self, num_sequences: int) -> None:
+        """Raise Overloaded if the queue, as last heard of, has no room for so many sequences.
+
+        It is asked before a prompt costs time; the engine has the last word. A request that finds
+        nobody waiting is left to that: it may be one that there never is room for.
+        """
+        stats = self.engine.stats()
+        if stats.room is not None and stats.num_waiting and num_sequences > stats.room:
+            message = f"The queue is full: {stats.num_waiting} sequences wait"
+            raise Overloaded(message, "queue", stats.retry_after)
 
 
 @dataclass(frozen=True)
@@ -121,12 +132,14 @@ class Models:
     Attributes:
         services: at least one; no name is that of two.
         max_body_size: bytes of a request body.
+        default_timeout: seconds of requests that name none; None for no limit.
         responses: those of /v1/responses that can be asked for again; None where none are kept.
     """
 
     services: tuple[AnyService, ...]
     max_body_size: int
     responses: ResponseStore | None
+    default_timeout: float | None = None
 
     def __iter__(self) -> Iterator[AnyService]:
         return iter(self.services)

@@ -13,9 +13,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from paged.http.api.disconnect import while_connected
-from paged.http.api.errors import ErrorBody, GenerationFailed, error_info
+from paged.http.api.errors import EXPECTED, ErrorBody, error_info
 from paged.http.request_counter import DIRECT_SEND
-from paged.runtime.errors import EngineDead
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +119,7 @@ class _EventStream(Response):
             async for chunk in self.rest:
                 await send(_part(chunk))
         except Exception as error:
-            is_bug = not isinstance(error, EngineDead | GenerationFailed)
+            is_bug = not isinstance(error, EXPECTED)
             logger.error("A stream failed: %s", error, exc_info=is_bug)
             failure = error
         await send({"type": "http.response.body", "body": self.last_words(failure)})

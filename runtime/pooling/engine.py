@@ -41,10 +41,19 @@ class PoolingEngine:
         abilities: what the model gives.
     """
 
-    def __init__(self, reader: Reader, abilities: Abilities, runner: Runner, grid: Grid) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        abilities: Abilities,
+        runner: Runner,
+        grid: Grid,
+        *,
+        max_waiting: int | None = None,
+        max_waiting_tokens: int | None = None,
+    ) -> None:
         self.reader = reader
         self.abilities = abilities
-        self._worker = Worker(runner, grid)
+        self._worker = Worker(runner, grid, max_waiting, max_waiting_tokens)
         # At interpreter exit, while JAX is still there, and when nobody holds the engine.
         self._shutdown = weakref.finalize(self, self._worker.shutdown)
 
@@ -74,7 +83,14 @@ class PoolingEngine:
             vocab_size=source.config.vocab_size,
             lowercase=ready.lowercase,
         )
-        engine = cls(reader, ready.abilities, ready.runner, ready.grid)
+        engine = cls(
+            reader,
+            ready.abilities,
+            ready.runner,
+            ready.grid,
+            max_waiting=config.max_waiting,
+            max_waiting_tokens=config.max_waiting_tokens,
+        )
         if apart is not None:
             apart.runner.watch(engine._worker.die)
         return engine
@@ -124,6 +140,7 @@ class PoolingEngine:
         Raises:
             InvalidRequest: the model gives no such vectors.
             EngineDead: the engine died or was shut down.
+            Overloaded: too many texts wait.
         """
         self.abilities.check_embeds()
         self.abilities.check_dimensions(dimensions)
@@ -153,6 +170,7 @@ class PoolingEngine:
 
         Raises:
             EngineDead: the engine died or was shut down.
+            Overloaded: too many texts wait.
         """
         return self._worker.submit(comparison.texts, comparison.outputs, advance)
 

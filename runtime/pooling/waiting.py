@@ -78,10 +78,15 @@ class Batch(NamedTuple):
 
 
 class Waiting:
-    """Texts by the length of the row they need, the oldest first."""
+    """Texts by the length of the row they need, the oldest first.
+
+    Attributes:
+        num_tokens: of all of them.
+    """
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
+        self.num_tokens = 0
         self._queues: dict[int, deque[Text]] = {length: deque() for length in grid.lengths}
         self._num_added = 0
 
@@ -93,6 +98,7 @@ class Waiting:
             queue = self._queues[self.grid.length_for(len(tokens.token_ids))]
             queue.append(Text(request, place, self._num_added))
             self._num_added += 1
+            self.num_tokens += len(tokens.token_ids)
 
     def take(self) -> Batch | None:
         """The next batch: the oldest text with others of its length.
@@ -114,14 +120,19 @@ class Waiting:
         """Of the heads alone: what stands behind them is looked at when it is taken."""
         for queue in self._queues.values():
             while queue and queue[0].request.future.done():
-                queue.popleft()
+                self._next(queue)
 
     def _pop(self, length: int, most: int) -> list[Text]:
         """Up to `most` texts of a queue that are still wanted."""
         queue = self._queues[length]
         texts: list[Text] = []
         while queue and len(texts) < most:
-            text = queue.popleft()
+            text = self._next(queue)
             if not text.request.future.done():
                 texts.append(text)
         return texts
+
+    def _next(self, queue: deque[Text]) -> Text:
+        text = queue.popleft()
+        self.num_tokens -= len(text.tokens.token_ids)
+        return text

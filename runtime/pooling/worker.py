@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from paged.runtime.errors import EngineDead
+from paged.runtime.errors import EngineDead, Overloaded
+from paged.runtime.gate import DrainRate
 from paged.runtime.messages import EngineStats
 from paged.runtime.pooling.grid import Grid
 from paged.runtime.pooling.reader import Tokens
@@ -49,6 +51,7 @@ class _Counts:
     running: int = 0
     steps: int = 0
     tokens: int = 0
+    refused: int = 0
 
 
 class _InFlight(NamedTuple):
@@ -61,12 +64,24 @@ class Worker:
 
     The next batch is launched before the one before it is read, so that the device never waits.
 
+    Args:
+        max_waiting: texts that may wait; a request that finds none waiting is taken in any case.
+        max_waiting_tokens: their tokens.
+
     Attributes:
         dead_error: what it died of; None while it lives and after a shutdown.
     """
 
-    def __init__(self, runner: Runner, grid: Grid) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        grid: Grid,
+        max_waiting: int | None = None,
+        max_waiting_tokens: int | None = None,
+    ) -> None:
         self.dead_error: EngineDead | None = None
+        self._max_waiting, self._max_waiting_tokens = max_waiting, max_waiting_tokens
+        self._rate, self._last_read = DrainRate(), 0.0
         self._runner = runner
         self._waiting = Waiting(grid)
         self._live: set[Request[Any]] = set()
@@ -90,11 +105,13 @@ class Worker:
 
         Raises:
             EngineDead: it was shut down or has died.
+            Overloaded: too much waits.
         """
         request: Request[T] = Request(texts, finish, advance)
         with self._changed:
             if self._closed is not None:
                 raise EngineDead(self._closed)
+            self._check_room(texts)
             self._live.add(request)
             self._waiting.add(request)
             self._changed.notify()
@@ -109,7 +126,33 @@ class Worker:
             prompt_tokens_admitted=self._counts.tokens,
             num_steps=self._counts.steps,
             compiles_after_warmup=self._runner.num_compiles,
+            room=self._room,
+            retry_after=max(self._wait, 1.0),
+            wait_seconds=self._wait,
+            waiting_tokens=self._waiting.num_tokens,
+            refused={"queue": self._counts.refused},
         )
+
+    @property
+    def _room(self) -> int | None:
+        """Texts that would be taken now; None for any number."""
+        most_tokens = self._max_waiting_tokens
+        if most_tokens is not None and self._waiting.num_tokens >= most_tokens:
+            return 0
+        if self._max_waiting is None:
+            return None
+        return max(self._max_waiting - len(self._waiting), 0)
+
+    @property
+    def _wait(self) -> float:
+        return self._rate.seconds_for(self._waiting.num_tokens)
+
+    def _check_room(self, texts: Sequence[Tokens]) -> None:
+        room, num_waiting = self._room, len(self._waiting)
+        if room is not None and num_waiting and len(texts) > room:
+            self._counts.refused += 1
+            message = f"The queue is full: {num_waiting} texts wait"
+            raise Overloaded(message, "queue", max(self._wait, 1.0))
 
     def die(self, cause: str) -> None:
         """End as if a step had failed; does nothing after a death or a shutdown."""
@@ -147,6 +190,8 @@ class Worker:
             self._changed.wait_for(lambda: self._closed or self._in_flight or len(self._waiting))
             batch = self._waiting.take() if self._closed is None else None
         if batch is not None:
+            if not self._in_flight:
+                self._last_read = time.monotonic()
             self._launch(batch)
         if self._in_flight and (batch is None or len(self._in_flight) > 1):
             self._read(*self._in_flight.popleft())
@@ -159,6 +204,11 @@ class Worker:
 
     def _read(self, batch: Batch, launched: Launched) -> None:
         vectors = launched.read()
+        now = time.monotonic()
+        if len(self._waiting):
+            num_tokens = sum(len(text.tokens.token_ids) for text in batch.texts)
+            self._rate.observe(num_tokens, now - self._last_read)
+        self._last_read = now
         self._counts.running -= len(batch.texts)
         for text, vector in zip(batch.texts, vectors, strict=False):  # rows may be empty
             text.request.deliver(text.place, vector)

@@ -27,9 +27,9 @@ from paged.runtime.about import About, cache_settings
 from paged.runtime.beam_search import BeamSearchParams
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine_state import EngineState, ProcessState, SequenceState, StepState
-from paged.runtime.errors import EngineDead, InvalidRequest
+from paged.runtime.errors import EngineDead, InvalidRequest, Overloaded
 from paged.runtime.memory import MemoryPlan
-from paged.runtime.messages import Distribution, EngineStats, StepStats
+from paged.runtime.messages import Distribution, EngineStats, StepStats, Terms
 from paged.runtime.outputs import (
     CompletionOutput,
     Logprob,
@@ -98,6 +98,7 @@ class Seen:
     request_id: str
     priority: int
     cache_salt: str
+    terms: Terms | None = None
     thread: int = field(default_factory=threading.get_ident)
 
     @property
@@ -115,6 +116,8 @@ class FakeEngine:
         stop_reason: its stop reason.
         fails_after: die after this many tokens.
         pause: seconds between tokens.
+        room: sequences that its queue would take; None for any number.
+        refusal: of every request.
         seen, aborted: what came in.
         running: ids of requests in flight.
     """
@@ -128,6 +131,8 @@ class FakeEngine:
     stop_reason: int | str | None = None
     fails_after: int | None = None
     pause: float = 0.0
+    room: int | None = None
+    refusal: Overloaded | None = None
     seen: list[Seen] = field(default_factory=list)
     searched: list[BeamSearchParams] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -146,8 +151,9 @@ class FakeEngine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        terms: Terms | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        self.seen.append(Seen(prompt, params, request_id, priority, cache_salt))
+        self.seen.append(Seen(prompt, params, request_id, priority, cache_salt, terms))
         self._check(prompt)
         self.running.add(request_id)
         try:
@@ -208,6 +214,7 @@ class FakeEngine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        terms: Terms | None = None,
     ) -> RequestOutput:
         self.searched.append(params)
         self._check(prompt)
@@ -236,8 +243,10 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         return EngineStats(
             num_running=len(self.running),
-            num_waiting=self.num_waiting,
+            num_waiting=self.num_waiting if self.room is None else 7,
             num_deferred=self.num_deferred,
+            room=self.room,
+            retry_after=2.4,
             kv_cache_usage=0.25,
             num_pages=100,
             num_free_pages=75,
@@ -272,6 +281,8 @@ class FakeEngine:
     def _check(self, prompt: list[int]) -> None:
         if self.errored:
             raise EngineDead("the device is gone")
+        if self.refusal is not None:
+            raise self.refusal
         if not 0 < len(prompt) < self.max_model_len:
             raise InvalidRequest(f"a prompt of {len(prompt)} tokens", "prompt")
         if not all(0 <= token < VOCAB_SIZE for token in prompt):

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from paged.http.api.errors import ApiError, cause_of
 from paged.http.app import create_app
-from paged.runtime.errors import InvalidRequest
+from paged.runtime.errors import InvalidRequest, Overloaded
 from tests.http.fakes import FakeEngine
 
 Labels = frozenset[tuple[str, str]]
@@ -223,9 +223,10 @@ def test_requests_without_a_key_are_counted(engine: FakeEngine) -> None:
     assert num_refused(client, "authentication") == 1
 
 
-def test_a_prompt_that_is_too_long_has_a_cause_of_its_own() -> None:
+def test_some_refusals_have_causes_of_their_own() -> None:
     assert cause_of(InvalidRequest("...", "input_tokens")) == "too_long"
     assert cause_of(ApiError(503, "...", "ServiceUnavailableError")) == "service_unavailable"
+    assert cause_of(Overloaded("...", "tokens")) == "tokens"
 
 
 def test_clients_that_leave_are_counted(url: str, engine: FakeEngine) -> None:

@@ -54,7 +54,7 @@ TABLE = {
         *("counter", "source", "local_compute", "local_cache_hit", "external_kv_transfer")
     ),
     "request_success": labelled(
-        *("counter", "finished_reason", "stop", "length", "abort", "error", "repetition")
+        *("counter", "finished_reason", "stop", "length", "abort", "error", "repetition", "timeout")
     ),
     "time_to_first_token_seconds": HISTOGRAM,
     "inter_token_latency_seconds": HISTOGRAM,

@@ -295,7 +295,7 @@ def test_a_failed_step_ends_all_and_its_pages_are_not_trusted() -> None:
         ({"max_num_seqs": 0}, "max_num_seqs must be between 1 and .* got 0"),
         ({"max_num_seqs": 17}, r"max_num_batched_tokens \(16\).* got 17"),
         ({"enable_chunked_prefill": False}, r"\(16\) must be at least max_model_len \(64\)"),
-        ({"policy": "lottery"}, "one of fcfs, priority, got 'lottery'"),
+        ({"policy": "lottery"}, "one of fcfs, priority, lanes, got 'lottery'"),
         ({"max_model_len": 257}, "257 takes 65 pages of 4 tokens, and the pool has 64"),
     ],
 )

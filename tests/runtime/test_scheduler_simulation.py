@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from paged.groups import Windows, most_entries, most_pages
 from paged.pool import NULL_PAGE, PagePool
+from paged.runtime.lanes import Lanes
 from paged.runtime.load_costs import FREE, LoadCosts
 from paged.runtime.plan import Row, StepPlan, TokenEvent
 from paged.runtime.scheduler import Scheduler, SchedulerConfig
@@ -204,6 +205,7 @@ class Simulation:
                 found = sequence.outputs, sequence.finish_reason, sequence.stop_reason
                 assert found == story.ending()
         assert (self.scheduler.num_running, self.scheduler.num_waiting) == (0, 0)
+        assert (self.scheduler.backlog, self.scheduler.num_waiting_long) == ([0, 0], 0)
         assert self.pool.num_used == 0
         assert self.scheduler.reset_prefix_cache()
         assert self.pool.num_free == self.pool.num_pages - 1
@@ -286,12 +288,18 @@ def random_simulation(random: Random) -> Simulation:
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=least + random.choice((0, 1, 5, 30)),
         max_model_len=max_model_len,
-        policy=random.choice(("fcfs", "priority")),
+        policy=random.choice(("fcfs", "priority", "lanes" if chunked else "fcfs")),
         enable_chunked_prefill=chunked,
         long_prefill_token_threshold=random.choice((0, 0, 1, 3, 9)),
         growth_steps=random.choice((0, 0, 8)),
         windows=random.choice(WINDOWS),
         load_costs=random.choice((*[FREE] * 3, LoadCosts(per_page=page_size, latency=1))),
+        lanes=Lanes(
+            long_prompt=random.choice((1, 4, 10)),
+            share=random.choice((0.5, 0.9)),
+            most_long=random.choice((1, 2)),
+            alone=random.choice((1, 5, 50)),
+        ),
     )
     num_pages = least_pages(config, page_size) + random.choice((0, 1, 2, 4, 20))
     caching, num_host_pages = random.random() < 0.8, random.choice((0, 2, 9, 40))
@@ -379,7 +387,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 4),
         spare_budget=st.integers(0, 12),
         max_model_len=st.integers(2, 24),
-        policy=st.sampled_from(["fcfs", "priority"]),
+        policy=st.sampled_from(["fcfs", "priority", "lanes"]),
         chunked=st.booleans(),
         threshold=st.sampled_from([0, 1, 3]),
         growth_steps=st.sampled_from([0, 8]),
@@ -395,7 +403,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=least_budget + limits["spare_budget"],
             max_model_len=max_model_len,
-            policy=limits["policy"],
+            policy=limits["policy"] if limits["chunked"] else "fcfs",
+            lanes=Lanes(long_prompt=4, share=0.5, alone=3),
             enable_chunked_prefill=limits["chunked"],
             long_prefill_token_threshold=limits["threshold"],
             growth_steps=limits["growth_steps"],
@@ -445,6 +454,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.simulation.pool.check()
             assert scheduler.num_running + scheduler.num_waiting == len(self.simulation.alive)
             assert 0 <= scheduler.kv_waste < 1
+            assert min(scheduler.backlog) >= 0
 
     def teardown(self) -> None:
         if hasattr(self, "simulation"):

@@ -110,6 +110,7 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
     repetition_penalty: float | None = None
     seed: int | None = None
     priority: int | None = None
+    timeout: float | None = None
     cache_salt: str | None = None
     request_id: str | None = None
 

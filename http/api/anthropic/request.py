@@ -38,6 +38,7 @@ NAMES = {
 _SAME = (
     *("max_tokens", "stream", "temperature", "top_p", "top_k", "min_p", "presence_penalty"),
     *("frequency_penalty", "repetition_penalty", "seed", "priority", "cache_salt", "request_id"),
+    "timeout",
 )
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # What templates call the switch, each in its own way; others take no notice.

@@ -29,6 +29,7 @@ async def create_message(request: Request) -> Response:
     models = models_of(request)
     body = await read_body(request, MessagesRequest, MESSAGES_NEUTRAL, models.max_body_size)
     service = models.for_text(body.model)
+    service.check_room(1)
     with renamed(NAMES):
         message_id = new_id(request, "msg", body.request_id, joint="_")
         answer = _answer(service, await prepared(service, as_chat(body), message_id))

@@ -114,6 +114,7 @@ class ResponsesRequest(Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     priority: int | None = None
+    timeout: float | None = None
     cache_salt: str | None = None
     request_id: str | None = None
 

@@ -35,7 +35,7 @@ _SAME = (
     *("model", "stream", "temperature", "top_p", "top_logprobs", "parallel_tool_calls"),
     *("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("logit_bias", "seed", "stop", "min_tokens", "ignore_eos", "chat_template_kwargs"),
-    *("priority", "cache_salt", "request_id"),
+    *("priority", "cache_salt", "request_id", "timeout"),
 )
 
 

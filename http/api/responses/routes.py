@@ -15,7 +15,7 @@ from starlette.responses import Response as HttpResponse
 from paged.http.api.body import json_response, read_body
 from paged.http.api.chat import prepared
 from paged.http.api.disconnect import while_connected
-from paged.http.api.errors import GenerationFailed
+from paged.http.api.errors import EXPECTED
 from paged.http.api.renamed import renamed
 from paged.http.api.responses.answer import Answer
 from paged.http.api.responses.conversation import items_of
@@ -31,7 +31,7 @@ from paged.http.api.responses.store import ResponseStore, Stored
 from paged.http.api.responses.truncation import fitting
 from paged.http.api.service import Models, models_of, new_id
 from paged.http.api.streaming import event_stream, named_event, named_events
-from paged.runtime.errors import EngineDead, InvalidRequest, Unsupported
+from paged.runtime.errors import InvalidRequest, Unsupported
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +87,7 @@ async def cancel_response(request: Request) -> HttpResponse:
 async def _asked(models: Models, body: ResponsesRequest, response_id: str) -> Answer:
     """The answer that a request will get. Raises for anything that cannot be carried out."""
     service = models.for_text(body.model)
+    service.check_room(1)
     earlier = _earlier(models, body.previous_response_id)
     items = earlier + items_of(body.input)
     chat = as_chat(body, items, num_earlier=len(earlier))
@@ -131,6 +132,6 @@ async def _finish(answer: Answer) -> None:
     try:
         await answer.finish()
     except Exception as error:
-        known = isinstance(error, InvalidRequest | EngineDead | GenerationFailed)
+        known = isinstance(error, (*EXPECTED, InvalidRequest))
         logger.error("%s failed: %s", answer.response.id, error, exc_info=not known)
         answer.fail(error)
