@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -86,17 +87,25 @@ def starting(model: Path, folder: Path, *flags: str) -> Iterator[Starting]:
             process.kill()
 
 
+def told_by_the_first(url: str) -> dict[str, Any]:
+    """What a probe is told by the first API process, which loads; others say that they start."""
+    while True:
+        reply = httpx2.get(url)
+        assert reply.status_code == 503
+        assert int(reply.headers["retry-after"]) > 0
+        told: dict[str, Any] = reply.json()
+        assert told["status"] == "loading"
+        if told["phase"] != "starting":
+            assert told["phase"] == "loading_weights"
+            return told
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_probes_are_told_how_the_start_gets_on(model: Path, tmp_path: Path, count: int) -> None:
     flags = ("--load-format=dummy", f"--api-server-count={count}")
     with starting(model, tmp_path, *flags) as server:
         for path in ("/health", "/ready", "/ping"):
-            reply = httpx2.get(server.root + path)
-            assert reply.status_code == 503
-            assert int(reply.headers["retry-after"]) > 0
-            told = reply.json()
-            assert told["status"] == "loading"
-            assert told["phase"] == "loading_weights"
+            told = told_by_the_first(server.root + path)
             assert (told["done"], told["total"], told["unit"]) == (50, 100, "bytes")
             assert told["fraction"] == 0.5
             assert 0 <= told["seconds_left"] <= told["seconds"]
@@ -108,7 +117,7 @@ def test_probes_are_told_how_the_start_gets_on(model: Path, tmp_path: Path, coun
         ):
             assert reply.status_code == 503
             assert int(reply.headers["retry-after"]) > 0
-            assert "being loaded (loading_weights)" in reply.json()["error"]["message"]
+            assert re.search(r"being loaded \((starting|loading_weights)\)", reply.text)
             assert reply.headers["x-request-id"]
         (tmp_path / "go").touch()
         assert server.process.stdout
