@@ -25,6 +25,10 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("XLA_FLAGS", "--xla_gpu_autotune_level=0")
     else:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    # The interpreter of Mosaic GPU kernels runs each warpgroup as a thread that blocks one of XLA's
+    # while it waits at a barrier. XLA has as many as the machine has cores, unless told otherwise
+    # before anything is computed, and on a small one all of them would wait.
+    os.environ.setdefault("NPROC", "16")
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 

@@ -1,14 +1,8 @@
 """Settings for kernels in an interpreter, and what their compiler says."""
 
-import os
 from collections.abc import Callable, Iterator
 
 import pytest
-
-# The interpreter of Mosaic GPU kernels runs each warpgroup as a thread that blocks one of XLA's
-# while it waits at a barrier. XLA has as many as the machine has cores, unless told otherwise, and
-# on a small one all of them would wait.
-os.environ.setdefault("NPROC", "16")
 
 
 @pytest.fixture(autouse=True)
