@@ -62,6 +62,22 @@ class Linear(Protocol):
         ...
 
 
+class Unfused:
+    """A `Linear` for which the product and what follows it are two operations."""
+
+    def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
+        """See `Linear`."""
+        raise NotImplementedError
+
+    def added_to(self, residual: jax.Array, x: jax.Array) -> jax.Array:
+        """See `Linear`."""
+        return residual + self(x)
+
+    def gated(self, x: jax.Array, activation: str) -> jax.Array:
+        """See `Linear`."""
+        return gate(self(x), activation)
+
+
 class Portable:
     """Weights of a type that runs everywhere, of which another may be faster somewhere.
 
@@ -77,7 +93,7 @@ class Portable:
 
 
 @struct.dataclass
-class Dense(Portable):
+class Dense(Unfused, Portable):
     """A plain weight.
 
     Attributes:
@@ -92,12 +108,6 @@ class Dense(Portable):
     def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
         out = jnp.tensordot(x, self.kernel, axes=1, preferred_element_type=dtype)
         return out if self.bias is None else out + self.bias.astype(out.dtype)
-
-    def added_to(self, residual: jax.Array, x: jax.Array) -> jax.Array:
-        return residual + self(x)
-
-    def gated(self, x: jax.Array, activation: str) -> jax.Array:
-        return gate(self(x), activation)
 
     def on_hopper(self, device_kind: str) -> Dense:
         """See `Portable`."""

@@ -10,14 +10,13 @@ import jax.numpy as jnp
 from flax import struct
 
 from paged import matmul
-from paged.models.activations import gate
-from paged.models.weights import PINNED, Portable
+from paged.models.weights import PINNED, Portable, Unfused
 
 _CONTRACT_LAST = (((1,), (1,)), ((), ()))
 
 
 @struct.dataclass
-class InBricks(Portable):
+class InBricks(Unfused, Portable):
     """A weight of 4 bits, or of floats of 8, with a scale for each group of inputs of each output.
 
     Few rows are multiplied out of registers. For many it pays to write the weight out once.
@@ -43,12 +42,6 @@ class InBricks(Portable):
             x = jnp.take(x, self.order, axis=-1)
         out = self._product(x, jnp.dtype(dtype or x.dtype)).reshape(len(x), *self.outputs)
         return out if self.bias is None else out + self.bias.astype(out.dtype)
-
-    def added_to(self, residual: jax.Array, x: jax.Array) -> jax.Array:
-        return residual + self(x)
-
-    def gated(self, x: jax.Array, activation: str) -> jax.Array:
-        return gate(self(x), activation)
 
     def on_hopper(self, device_kind: str) -> InBricks:
         """See `Portable`."""

@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from paged import matmul
-from paged.models.activations import gate
 from paged.models.quantized.bricks import InBricks, fits_bricks, made
-from paged.models.weights import Portable
+from paged.models.weights import Portable, Unfused
 
 FLOAT8, INT8 = jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.int8)
 _BF16 = jnp.dtype(jnp.bfloat16)
@@ -37,7 +36,7 @@ def scaled(x: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
 
 
 @struct.dataclass
-class ChannelScaled(Portable):
+class ChannelScaled(Unfused, Portable):
     """A weight with a scale for each output.
 
     Attributes:
@@ -62,12 +61,6 @@ class ChannelScaled(Portable):
         if self.bias is not None:
             out += self.bias.reshape(-1).astype(jnp.float32)
         return out.astype(dtype).reshape(len(x), *self.scale.shape)
-
-    def added_to(self, residual: jax.Array, x: jax.Array) -> jax.Array:
-        return residual + self(x)
-
-    def gated(self, x: jax.Array, activation: str) -> jax.Array:
-        return gate(self(x), activation)
 
     def on_hopper(self, device_kind: str) -> ChannelScaled:
         """See `Portable`."""
@@ -142,7 +135,7 @@ class HopperChannelScaled(ChannelScaled):
 
 
 @struct.dataclass
-class TileScaled(Portable):
+class TileScaled(Unfused, Portable):
     """A weight with a scale for each `TILE` inputs of each output.
 
     It is expanded to multiply, in memory on a GPU; activations are not quantised.
@@ -169,12 +162,6 @@ class TileScaled(Portable):
         out = jax.lax.dot_general(x, rows, _CONTRACT_LAST, preferred_element_type=dtype)
         out = out.reshape(len(x), *self.weight.shape[:-1])
         return out if self.bias is None else out + self.bias.astype(out.dtype)
-
-    def added_to(self, residual: jax.Array, x: jax.Array) -> jax.Array:
-        return residual + self(x)
-
-    def gated(self, x: jax.Array, activation: str) -> jax.Array:
-        return gate(self(x), activation)
 
     def on_hopper(self, device_kind: str) -> TileScaled | InBricks:
         """See `Portable`."""

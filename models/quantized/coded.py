@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from paged.models.activations import gate
 from paged.models.quantized.groups import unpack
-from paged.models.weights import Portable
+from paged.models.weights import Portable, Unfused
 
 _F32 = jnp.dtype(jnp.float32)
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -22,7 +21,7 @@ _MANTISSA = 23  # bits of a float32's
 
 
 @struct.dataclass
-class GroupCoded(Portable):
+class GroupCoded(Unfused, Portable):
     """A weight that is codes[value] * scale; it is expanded to multiply.
 
     Attributes:
@@ -60,12 +59,6 @@ class GroupCoded(Portable):
     def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
         out = jnp.tensordot(x, self.expanded(x.dtype), axes=1, preferred_element_type=dtype)
         return out if self.bias is None else out + self.bias.astype(out.dtype)
-
-    def added_to(self, residual: jax.Array, x: jax.Array) -> jax.Array:
-        return residual + self(x)
-
-    def gated(self, x: jax.Array, activation: str) -> jax.Array:
-        return gate(self(x), activation)
 
     def on_hopper(self, device_kind: str) -> GroupCoded:
         """See `Portable`."""

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from paged import matmul
-from paged.models.activations import gate
 from paged.models.quantized.bricks import InBricks, fits_bricks, made
-from paged.models.weights import Portable
+from paged.models.weights import Portable, Unfused
 
 _UNIT, _MIDDLE4 = 128, 8
 
@@ -45,7 +44,7 @@ def unpack(packed: jax.Array, bits: int, group: int) -> jax.Array:
 
 
 @struct.dataclass
-class GroupScaled(Portable):
+class GroupScaled(Unfused, Portable):
     """A weight with a scale for each group of inputs of each output.
 
     Elsewhere than in a kernel for it, it is expanded to multiply.
@@ -86,12 +85,6 @@ class GroupScaled(Portable):
             x = jnp.take(x, self.order, axis=-1)
         out = jnp.tensordot(x, self.expanded(x.dtype), axes=1, preferred_element_type=dtype)
         return out if self.bias is None else out + self.bias.astype(out.dtype)
-
-    def added_to(self, residual: jax.Array, x: jax.Array) -> jax.Array:
-        return residual + self(x)
-
-    def gated(self, x: jax.Array, activation: str) -> jax.Array:
-        return gate(self(x), activation)
 
     def on_hopper(self, device_kind: str) -> Portable:
         """See `Portable`."""

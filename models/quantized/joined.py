@@ -11,12 +11,11 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from paged.models.activations import gate
-from paged.models.weights import Dense, Linear, ParamSpec
+from paged.models.weights import Dense, Linear, ParamSpec, Unfused
 
 
 @struct.dataclass
-class Joined:
+class Joined(Unfused):
     """Weights of the same inputs, whose outputs follow each other.
 
     Attributes:
@@ -29,12 +28,6 @@ class Joined:
 
     def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
         return jnp.concatenate([weight(x, dtype) for weight in self.weights], self.axis)
-
-    def added_to(self, residual: jax.Array, x: jax.Array) -> jax.Array:
-        return residual + self(x)
-
-    def gated(self, x: jax.Array, activation: str) -> jax.Array:
-        return gate(self(x), activation)
 
 
 def split(weight: Dense, kinds: Sequence[Any]) -> list[tuple[Any, Dense]]:

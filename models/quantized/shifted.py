@@ -13,16 +13,15 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from paged.models.activations import gate
 from paged.models.quantized.bricks import made
 from paged.models.quantized.groups import GroupScaled, unpack
-from paged.models.weights import Portable
+from paged.models.weights import Portable, Unfused
 
 _F32 = jnp.dtype(jnp.float32)
 
 
 @struct.dataclass
-class GroupShifted(Portable):
+class GroupShifted(Unfused, Portable):
     """A weight with a scale, and perhaps a shift, for each group of inputs of each output.
 
     Elsewhere than in a kernel for it, it is expanded to multiply.
@@ -80,12 +79,6 @@ class GroupShifted(Portable):
         out = jnp.tensordot(x, self.expanded(x.dtype), axes=1, preferred_element_type=dtype)
         return out if self.bias is None else out + self.bias.astype(out.dtype)
 
-    def added_to(self, residual: jax.Array, x: jax.Array) -> jax.Array:
-        return residual + self(x)
-
-    def gated(self, x: jax.Array, activation: str) -> jax.Array:
-        return gate(self(x), activation)
-
     def on_hopper(self, device_kind: str) -> Portable:
         """See `Portable`."""
         if self.bits != 4:
@@ -96,7 +89,7 @@ class GroupShifted(Portable):
 
 
 @struct.dataclass
-class HopperGroupShifted(Portable):
+class HopperGroupShifted(Unfused, Portable):
     """A `GroupShifted` of 4 bits as a Hopper GPU multiplies it.
 
     A kernel's weights have no shifts: what these add is a product with sums of groups of inputs.
@@ -123,12 +116,6 @@ class HopperGroupShifted(Portable):
         if self.bias is not None:
             out += self.bias.astype(_F32)
         return out.astype(dtype or x.dtype)
-
-    def added_to(self, residual: jax.Array, x: jax.Array) -> jax.Array:
-        return residual + self(x)
-
-    def gated(self, x: jax.Array, activation: str) -> jax.Array:
-        return gate(self(x), activation)
 
     def on_hopper(self, device_kind: str) -> HopperGroupShifted:
         """See `Portable`."""
