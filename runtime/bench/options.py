@@ -13,7 +13,7 @@ from paged.runtime.bench.baselines import BASELINES
 from paged.runtime.flags import option, port
 
 GENERATED = ("random", "lognormal", "prefix_repetition", "baseline")
-FROM_FILES = ("sharegpt", "custom")
+FROM_FILES = ("sharegpt", "custom", "log")
 METRICS = ("ttft", "tpot", "itl", "e2el")
 BACKENDS = ("openai", "vllm", "openai-chat")
 
@@ -90,15 +90,18 @@ class WorkloadOptions:
     dataset_name: str = option(
         "random",
         "Where prompts come from: random token ids of fixed lengths, of chat-like (lognormal) "
-        "lengths, with repeated prefixes, or a named baseline; or a ShareGPT or JSON lines file.",
+        "lengths, with repeated prefixes, or a named baseline; or a file of ShareGPT's, of JSON "
+        "lines, or of a server's log.",
         choices=(*GENERATED, *FROM_FILES),
     )
-    dataset_path: str | None = option(None, "File of the sharegpt or custom dataset.")
+    dataset_path: str | None = option(None, "File of the sharegpt, custom or log dataset.")
     workload: str | None = option(
         None, "Name of the baseline workload.", choices=tuple(sorted(BASELINES))
     )
     num_prompts: int | None = option(
-        None, "Requests; default 1000, or all of a baseline workload.", type=count
+        None,
+        "Requests; default 1000, or all of a baseline workload or a custom or log file.",
+        type=count,
     )
     input_len: int | None = option(
         None, "Prompt tokens of random requests; same as --random-input-len.", type=count
