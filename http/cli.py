@@ -1,4 +1,4 @@
-"""The command line: `paged serve`, `generate`, `chat`, `bench`, `convert`, `hash-key`.
+"""The command line: `paged serve`, `generate`, `chat`, `bench`, `simulate`, `convert`, `hash-key`.
 
 Arguments are parsed before JAX or transformers are imported, so that help and mistakes are instant.
 """
@@ -189,6 +189,17 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser, add_engine_flags)
 
 
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    from paged.runtime.simulation import options
+
+    parser.usage = "%(prog)s [flags]"
+    add_flags(parser, options.FleetOptions, "fleet")
+    add_flags(parser, options.EngineOptions, "engine")
+    add_flags(parser, options.TraceOptions, "trace")
+    add_flags(parser, options.ScalingOptions, "scaling")
+    add_flags(parser, options.OutputOptions, "output")
+
+
 def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="Folder, GGUF file or hub id of the model.")
     parser.add_argument("out", metavar="OUT", help="Folder to make; `paged serve OUT` serves it.")
@@ -204,6 +215,9 @@ _COMMANDS = {
     "generate": _Command("continue prompts", "paged.http.terminal:generate", _add_generate),
     "chat": _Command("talk to a model", "paged.http.terminal:chat", _add_chat),
     "bench": _Command("measure speed", "paged.runtime.bench.arguments:run", _add_bench),
+    "simulate": _Command(
+        "plan a fleet without a device", "paged.runtime.simulation.command:run", _add_simulate
+    ),
     "hash-key": _Command(
         "make an entry of --api-keys-file", "paged.http.keys:hash_key", _add_hash_key
     ),

@@ -201,6 +201,7 @@ def _even_lengths(
 def lognormal_lengths(
     rng: np.random.Generator, count: int, sigma: float, shortest: int, longest: int, mean: float
 ) -> list[int]:
+    """Of so many prompts or answers, with this mean before they are clipped."""
     mu = np.log(mean) - sigma * sigma / 2
     lengths = np.rint(rng.lognormal(mu, sigma, count))
     return np.clip(lengths, shortest, longest).astype(int).tolist()

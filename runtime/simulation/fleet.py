@@ -99,10 +99,9 @@ class Outcome:
     sizes: list[tuple[float, int, int]] = field(default_factory=list)
 
     @property
-    def seconds(self) -> float:
-        """From the first arrival to the last token."""
-        begin = min((each.arrival for each in self.served), default=0.0)
-        return max((each.last for each in self.served), default=0.0) - begin
+    def end(self) -> float:
+        """Seconds of the last token."""
+        return self.served[-1].last if self.served else 0.0
 
 
 @dataclass(slots=True)
@@ -202,7 +201,7 @@ class Fleet:
             self._timeline.at(0.0, self._look)
         self._timeline.run()
         for member in list(self._members.values()):
-            self._gone(member)
+            self._gone(member, self.outcome.end)
         return self.outcome
 
     def _plant(self, trees: Iterator[Tree]) -> None:
@@ -259,15 +258,13 @@ class Fleet:
     def _answered(self, sequence: Sequence) -> None:
         request, now = self._open.pop(sequence), self._timeline.now
         member, num_prompt = request.member, len(request.tokens)
-        num_output = len(sequence.outputs)
-        self.outcome.served.append(
-            Served(sequence.arrival, request.first, now, num_prompt, sequence.num_cached, num_output)
-        )
+        tokens = (num_prompt, sequence.num_cached, len(sequence.outputs))
+        self.outcome.served.append(Served(sequence.arrival, request.first, now, *tokens))
         self._on_done()
         self._router.ended(member.name)
         member.num_open -= 1
         if member.is_leaving and not member.num_open:
-            self._gone(member)
+            self._gone(member, now)
         self._num_pauses += len(request.turn.then)
         said = request.tokens + sequence.outputs if request.turn.then else []
         for turn in request.turn.then:
@@ -307,13 +304,13 @@ class Fleet:
         if member.name in self._router.replicas:
             self._router.remove(member.name)
         if not member.num_open:
-            self._gone(member)
+            self._gone(member, self._timeline.now)
 
-    def _gone(self, member: _Member) -> None:
+    def _gone(self, member: _Member, now: float) -> None:
         """The replica is no more."""
         del self._members[member.name]
         outcome, replica = self.outcome, member.replica
-        outcome.replica_seconds += self._timeline.now - member.started
+        outcome.replica_seconds += max(now - member.started, 0.0)
         outcome.busy_seconds += replica.busy
         outcome.num_steps += replica.num_steps
         outcome.num_preemptions += replica.scheduler.num_preemptions

@@ -52,7 +52,7 @@ MEASURED = {
     "h200-llama-3.1-8b-bf16": MeasuredEngine(
         source=(
             "one NVIDIA H200, Llama-3.1-8B shape, bfloat16; benchmarks/RESULTS.md, the decode "
-            "steps of its first table and those of \"Where a step's time goes\""
+            'steps of its first table and those of "Where a step\'s time goes"'
         ),
         steps=(
             *(_decode(1, 1090, 4.24), _decode(8, 1090, 4.57), _decode(32, 1090, 5.50)),

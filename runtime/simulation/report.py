@@ -98,7 +98,9 @@ def summarize(
     seconds = float(last.max() - arrival.min())
     following = np.maximum(output - 1, 1)
     times = {"ttft": first - arrival, "tpot": (last - first) / following, "e2el": last - arrival}
-    met = np.logical_and.reduce([np.ones(len(served), bool)] + [1e3 * times[n] <= x for n, x in goals])
+    met = np.ones(len(served), bool)
+    for name, limit in goals:
+        met &= 1e3 * times[name] <= limit
     times["tpot"] = times["tpot"][output > 1]
     return Summary(
         replicas=replicas,
@@ -114,7 +116,7 @@ def summarize(
         milliseconds={name: _percentiles(values) for name, values in times.items()},
         goodput=float(met.mean()) if goals else None,
         busy=outcome.busy_seconds / outcome.replica_seconds,
-        mean_replicas=outcome.replica_seconds / outcome.seconds,
+        mean_replicas=outcome.replica_seconds / outcome.end,
         gpu_hours=gpus * outcome.replica_seconds / 3600,
         preemptions=outcome.num_preemptions,
         steps=outcome.num_steps,
@@ -179,5 +181,6 @@ def _bought(fewer: Summary, more: Summary) -> str:
     return (
         f"{fewer.replicas} -> {more.replicas} replicas ({more.routing}): {faster:+.1%} requests/s, "
         f"TTFT p99 {fewer.p99('ttft'):,.0f} -> {more.p99('ttft'):,.0f} ms, "
-        f"TPOT p99 {fewer.p99('tpot'):.1f} -> {more.p99('tpot'):.1f} ms{met}, {hours:+,.2f} GPU hours"
+        f"TPOT p99 {fewer.p99('tpot'):.1f} -> {more.p99('tpot'):.1f} ms{met}, "
+        f"{hours:+,.2f} GPU hours"
     )

@@ -105,7 +105,9 @@ def _spread_out(sizes: Sequence[int]) -> list[int]:
 def _features(step: MeasuredStep, knots: tuple[float, ...]) -> list[float]:
     """A step at the first knot, the tokens beyond each knot up to the next, and attention."""
     ends = (*knots[1:-1], float("inf"))
-    beyond = [max(min(step.tokens, end) - start, 0) for start, end in zip(knots, ends, strict=False)]
+    beyond = [
+        max(min(step.tokens, end) - start, 0) for start, end in zip(knots, ends, strict=False)
+    ]
     return [1.0, *beyond, step.context, step.pairs]
 
 

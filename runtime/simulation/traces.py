@@ -193,14 +193,22 @@ class Bursts:
     seconds: float
     every: float
 
+    def __post_init__(self) -> None:
+        if not self.seconds < self.every or self.factor * self.seconds > self.every:
+            raise ValueError(
+                f"bursts of {self.factor:g} times the mean for {self.seconds:g} of {self.every:g} "
+                f"seconds leave less than nothing for the rest: make them shorter or rarer, at "
+                f"most {self.every / self.factor:g} seconds"
+            )
+
     def warp(self, times: np.ndarray) -> np.ndarray:
         """Arrivals of an even rate, moved to where these rates would have them."""
         share = self.seconds / self.every
         calm = (1 - self.factor * share) / (1 - share)
         periods = np.arange(int(times.max(initial=0.0) // self.every) + 2)
-        knots = np.stack([periods * self.every, periods * self.every + self.seconds], axis=1).ravel()
+        knots = np.stack(
+            [periods * self.every, periods * self.every + self.seconds], axis=1
+        ).ravel()
         rates = np.tile([self.factor, calm], len(periods))[:-1]
         passed = np.concatenate([[0.0], np.cumsum(np.diff(knots) * rates)])
         return np.interp(times, passed, knots)
-
-
