@@ -26,6 +26,14 @@ def count(text: str) -> int:
     return value
 
 
+def whole(text: str) -> int:
+    """A number of things, perhaps none."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {value}")
+    return value
+
+
 def positive(text: str) -> float:
     """A number above 0; `inf` is one."""
     value = float(text)
@@ -169,6 +177,29 @@ class ProfileOptions:
     top: int = option(25, "Kernels to print.", type=count)
     trace_dir: str | None = option(
         None, "Keep the trace in this folder, for Perfetto or XProf; default it is thrown away."
+    )
+    output_json: str | None = option(None, "Write the results to this file.")
+    disable_tqdm: bool = option(False, "No progress bar.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """Every compiled step by itself."""
+
+    contexts: Sequence[int] = option(
+        (0, 128, 512, 2048, 8192),
+        "Tokens before those of the step, in each of its rows; those that do not fit are left out "
+        "(default: 0 128 512 2048 8192).",
+        type=whole,
+        nargs="+",
+        metavar="TOKENS",
+    )
+    buckets: Sequence[str] = option(
+        (), "Only these steps, such as decode_8 mixed_256.", type=str, nargs="+", metavar="NAME"
+    )
+    num_iters: int = option(10, "Runs of each step, of which the median counts.", type=count)
+    seconds: float = option(
+        2.0, "End the runs of a step early when they have taken so long.", type=finite
     )
     output_json: str | None = option(None, "Write the results to this file.")
     disable_tqdm: bool = option(False, "No progress bar.")

@@ -32,7 +32,7 @@ def engine_flags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "model": str(write_model(tmp_path_factory.mktemp("tiny"), MODEL)),
         "load_format": "dummy",
         "kv_cache_memory_bytes": 2**20,
-        "max_num_seqs": 4,
+        "max_num_seqs": 2,
         "max_num_batched_tokens": 64,
         "compile_cache_dir": str(tmp_path_factory.mktemp("jit")),
     }
