@@ -24,7 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
 from paged.pool import PagePool
-from paged.runtime.bench.workloads import IdRange, baseline_requests
+from paged.runtime.bench.workloads import BenchRequest, IdRange, baseline_requests
 from paged.runtime.buckets import Buckets
 from paged.runtime.plan import TokenEvent
 from paged.runtime.scheduler import Scheduler, SchedulerConfig
@@ -32,7 +32,9 @@ from paged.runtime.sequence import Sequence, SequenceLimits
 from paged.runtime.simulation.measured import MEASURED
 from paged.runtime.simulation.replica import Replica
 from paged.runtime.simulation.step_times import StepClock
+from paged.runtime.simulation.traces import tokens_of
 
+Request = tuple[list[int], int]
 ENGINE = MEASURED["h200-llama-3.1-8b-bf16"]
 PROMPT, OUTPUT = 300, 128
 HELP = "all at once, or with @N from N streams; '' for none"
@@ -73,23 +75,20 @@ class Load:
     """Requests and when their tokens came.
 
     Attributes:
-        waiting: requests yet to be sent, (prompt tokens, output tokens).
+        waiting: requests yet to be sent: prompts, and how many tokens they generate.
         times: by sequence, when it was sent and when each of its tokens came.
     """
 
     replica: Replica
-    waiting: deque[tuple[int, int]]
+    waiting: deque[Request]
     times: dict[Sequence, list[float]] = field(default_factory=dict)
 
     def send(self, count: int, now: float) -> None:
         """Send the next requests."""
         for _ in range(min(count, len(self.waiting))):
-            num_prompt, num_output = self.waiting.popleft()
-            number = len(self.times)
-            # No two prompts begin alike.
-            prompt = [number, *[0] * (num_prompt - 1)]
+            prompt, num_output = self.waiting.popleft()
             limits = SequenceLimits(max_tokens=num_output)
-            sequence = Sequence(number, prompt, limits, arrival=now)
+            sequence = Sequence(len(self.times), prompt, limits, arrival=now)
             self.replica.add(sequence)
             self.times[sequence] = [now]
 
@@ -100,9 +99,7 @@ class Load:
         return sum(event.finish_reason is not None for event in events)
 
 
-def simulate(
-    name: str, requests: list[tuple[int, int]], streams: int, args: argparse.Namespace
-) -> Report:
+def simulate(name: str, requests: list[Request], streams: int, args: argparse.Namespace) -> Report:
     """Keep so many requests running until all are answered."""
     config = SchedulerConfig(
         max_num_seqs=args.max_num_seqs,
@@ -144,13 +141,20 @@ def _report(name: str, load: Load, clock: StepClock, seconds: float) -> Report:
 def reports(args: argparse.Namespace) -> Iterator[Report]:
     """Every workload that was asked for."""
     for streams in map(int, filter(None, args.streams.split(","))):
-        requests = [(PROMPT, OUTPUT)] * (args.rounds * streams)
+        numbers = range(args.rounds * streams)
+        requests: list[Request] = [(tokens_of(number, PROMPT), OUTPUT) for number in numbers]
         yield simulate(f"{streams} streams", requests, streams, args)
     for workload in filter(None, args.workloads.split(",")):
         name, _, streams = workload.partition("@")
         given = baseline_requests(name, None, seed=None, ids=IdRange())
-        requests = [(each.num_input_tokens, each.num_output_tokens) for each in given]
+        requests = [(tokens(each), each.num_output_tokens) for each in given]
         yield simulate(workload, requests, int(streams or len(requests)), args)
+
+
+def tokens(request: BenchRequest) -> list[int]:
+    """Its prompt, which no baseline has as a text."""
+    assert not isinstance(request.prompt, str), "a baseline's prompts are token ids"
+    return request.prompt
 
 
 def main() -> None:
