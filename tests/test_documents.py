@@ -23,6 +23,7 @@ DOCUMENTS = (
     "docs/operations.md",
     "docs/overload.md",
     "docs/several_models.md",
+    "docs/simulate.md",
     "docs/tensor_parallel.md",
     "docs/threat_model.md",
 )
