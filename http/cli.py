@@ -27,6 +27,7 @@ from paged.http.config_file import (
 from paged.http.options import (
     ALWAYS_ON,
     ConvertOptions,
+    DoctorOptions,
     HashKeyOptions,
     ModelOptions,
     SamplingOptions,
@@ -162,6 +163,12 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add_engine_flags(parser)
 
 
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, DoctorOptions, "doctor")
+    add_engine_flags(parser)
+    _add_door_flags(parser)
+
+
 def _add_flags_without_effect(parser: argparse.ArgumentParser) -> None:
     for flag in ("--disable-log-requests", *ALWAYS_ON):
         parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
@@ -230,6 +237,9 @@ _COMMANDS = {
     "bench": _Command("measure speed", "paged.runtime.bench.arguments:run", _add_bench),
     "plan": _Command(
         "tell what fits a GPU, and how fast it is", "paged.runtime.planning.command:run", _add_plan
+    ),
+    "doctor": _Command(
+        "tell what keeps a model from being served here", "paged.http.doctor:run", _add_doctor
     ),
     "hash-key": _Command(
         "make an entry of --api-keys-file", "paged.http.keys:hash_key", _add_hash_key
