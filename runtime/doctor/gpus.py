@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,6 +60,16 @@ def cards(ask: Ask) -> list[Card]:
         Card(int(index), name, driver, int(total) * _MIB, int(used) * _MIB, capability)
         for index, name, driver, total, used, capability in rows
     ]
+
+
+def cuda_devices() -> int:
+    """How many GPUs CUDA sees. Raises OSError where it cannot be used."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    number = ctypes.c_int()
+    for code in (cuda.cuInit(0), cuda.cuDeviceGetCount(ctypes.byref(number))):
+        if code:
+            raise OSError(f"CUDA's driver answers with error {code}")
+    return number.value
 
 
 def visible(found: Sequence[Card], environment: Mapping[str, str]) -> list[Card]:

@@ -140,7 +140,8 @@ def _steps(plan: Plan) -> Iterator[str]:
         yield (
             f"A step of --max-num-batched-tokens {tokens} takes {milliseconds:.0f} ms, which "
             "everyone who is decoding waits for when long prompts come. Lower it, or cap what one "
-            "prompt has of a step with --long-prefill-token-threshold."
+            "prompt has of a step with --long-prefill-token-threshold: see "
+            "docs/failures.md#slow-tokens-under-load."
         )
     if tokens < _FEW_TOKENS:
         yield (
@@ -155,7 +156,8 @@ def _steps(plan: Plan) -> Iterator[str]:
     if not plan.config.enable_prefix_caching:
         yield (
             "--no-enable-prefix-caching computes shared system prompts anew for every request; the "
-            "cache costs nothing when nothing is shared."
+            "cache costs nothing when nothing is shared: see "
+            "docs/failures.md#low-prefix-hit-rate."
         )
 
 

@@ -122,11 +122,16 @@ def test_what_jax_finds() -> None:
     def fails() -> DeviceMemory:
         raise ConfigError("JAX finds no device: it broke")
 
-    cpu, gpu = DeviceMemory("cpu", "cpu", None), DeviceMemory("gpu", "NVIDIA H200", 139 * GIB)
-    assert statuses(jax_install.check_device([H200], lambda: gpu)) == ["ok"]
-    assert statuses(jax_install.check_device([H200], lambda: cpu)) == ["wrong"]
+    def broken() -> int:
+        raise OSError("error 999")
+
+    cpu = DeviceMemory("cpu", "cpu", None)
     assert statuses(jax_install.check_device([], lambda: cpu)) == ["ok"]
     assert statuses(jax_install.check_device([], fails)) == ["wrong"]
+    # With GPUs JAX is not asked: it would take some of their memory.
+    assert statuses(jax_install.check_device([H200], fails, lambda: 1)) == ["ok"]
+    assert statuses(jax_install.check_device([H200], fails, lambda: 0)) == ["wrong"]
+    assert statuses(jax_install.check_device([H200], fails, broken)) == ["wrong"]
 
 
 def said(config: EngineConfig, found: Sequence[Card] = ()) -> dict[str, Finding]:
@@ -224,7 +229,7 @@ def test_the_command_says_what_it_found_and_fails_if_it_must(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process is started, which asks JAX: the rest of the machine is not waited for."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("paged.http.doctor.cards", lambda ask: [])
     argv = ["doctor", LLAMA, "--host", "127.0.0.1", "--port", "0", "--compile-cache-dir", ""]
     assert main([*argv, "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
