@@ -39,36 +39,54 @@ from paged.runtime.flags import add_flags
 
 # Flags of other engines, or of stories about them, and what to use here.
 _HINTS = {
+    "--async-scheduling": "the next step is always scheduled while one runs; drop it",
     "--batch-idle-timeout": "there is no idle timeout: every step takes whoever is waiting",
     "--batch-size": "did you mean --max-num-seqs?",
     "--collect-detailed-traces": "a span tells where a request's time went; drop it",
+    "--compilation-config": "every step is compiled ahead; drop it",
     "--convert": "did you mean --runner?",
+    "--cudagraph-capture-sizes": "steps are compiled for sizes that --max-num-seqs "
+    "and --max-num-batched-tokens bound",
     "--cudagraph-metrics": "every step is compiled ahead; see paged:step_seconds at /metrics",
     "--disable-custom-all-reduce": "XLA chooses how devices add up; see docs/tensor_parallel.md",
     "--distributed-executor-backend": "one process has all devices of a model; drop it",
     "--enable-expert-parallel": "--tensor-parallel-size shares out experts whole already; drop it",
     "--enable-long-tail-optimization": "there is no such thing; see --long-prefill-token-threshold",
-    "--enable-mfu-metrics": "see `paged bench profile` for where the time of a step goes; drop it",
     "--enable-lora": "there are no LoRA adapters yet",
+    "--enable-mfu-metrics": "see `paged bench profile` for where the time of a step goes; drop it",
     "--enforce-eager": "every step is compiled ahead; drop it",
     "--kv-cache-metrics": "see paged:num_cached_pages and the like at /metrics; drop it",
+    "--kv-offloading-backend": "there is one; drop it",
     "--limit-mm-per-prompt": "there are no multimodal models yet: prompts are text; drop it",
     "--lora-modules": "there are no LoRA adapters yet",
     "--master-addr": "a model's devices are all in one machine; drop it",
     "--master-port": "a model's devices are all in one machine; drop it",
     "--max-batch-size": "did you mean --max-num-seqs?",
     "--max-batch-total-tokens": "did you mean --max-num-batched-tokens?",
+    "--max-cudagraph-capture-size": "did you mean --max-num-seqs?",
+    "--max-num-batches": "did you mean --max-num-seqs or --max-num-batched-tokens?",
     "--max-num-partial-prefills": "did you mean --max-long-partial-prefills, for the policy lanes?",
     "--max-num-queued-reqs": "did you mean --max-waiting, which counts those that wait alone?",
-    "--max-num-batches": "did you mean --max-num-seqs or --max-num-batched-tokens?",
     "--models": "list them in a --config file, under `models`",
     "--nnodes": "a model's devices are all in one machine; drop it",
     "--node-rank": "a model's devices are all in one machine; drop it",
+    "--num-gpu-blocks-override": "did you mean --kv-cache-memory-bytes?",
     "--num-gpu-blocks-util": "did you mean --gpu-memory-utilization?",
+    "--performance-mode": "--max-num-seqs and --max-num-batched-tokens choose between "
+    "delay and rate",
     "--pooler-config": "how vectors are made is read from the model's modules.json; drop it",
+    "--prefix-caching-hash-algo": "it is BLAKE2b; drop it",
+    "--scheduler-reserve-full-isl": "pages are taken as a prompt is computed; drop it",
     "--speculative-config": "there is no speculative decoding yet; drop it",
     "--task": "did you mean --runner?",
     "--trust-remote-code": "a model's own code is never run; drop it",
+    "--use-tqdm-on-load": "a terminal shows progress, and /health tells it; drop it",
+}
+# Commands of other engines.
+_OTHER_COMMANDS = {
+    "collect-env": "did you mean `paged doctor`?",
+    "complete": "did you mean `paged generate`?",
+    "profile": "did you mean `paged bench profile`, or `paged plan` for where memory goes?",
 }
 _FLAG = re.compile(r"--[a-z][\w-]*")
 
@@ -262,6 +280,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         subparser = commands.add_parser(name, help=command.help)
         if argv[:1] == [name]:
             command.add_arguments(subparser)
+    if (hint := _OTHER_COMMANDS.get(argv[0])) is not None:
+        parser.error(f"there is no command {argv[0]!r}: {hint}")
     args = parser.parse_args(argv)
     if "model_argument" in args:
         args.model = _only_model(args, argv)

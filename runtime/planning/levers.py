@@ -9,7 +9,7 @@ from typing import Any
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
 from paged.runtime.planning.gpus import Gpu
-from paged.runtime.planning.plan import Plan, Workload, plan_for
+from paged.runtime.planning.planner import Plan, Workload, plan_for
 
 _FP8_CAPABILITY = 8.9
 _ROOMY_SHARE = 0.95

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from paged.runtime.backend import slower_paths
 from paged.runtime.division import weight_shapes
 from paged.runtime.memory import size_text
-from paged.runtime.planning.plan import Plan
+from paged.runtime.planning.planner import Plan
 
 _HIGH_SHARE, _LOW_SHARE = 0.95, 0.5
 _LOW_PAGES = 0.1  # of the budget

@@ -91,6 +91,13 @@ def test_gpus_have_what_a_plan_asks_for() -> None:
         find_gpu("H20")
 
 
+def test_the_page_lists_the_gpus() -> None:
+    page = (MODELS.parents[1] / "docs" / "planning.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    for gpu in GPUS.values():
+        assert any(row.startswith(f"| {gpu.name} | {gpu.usable / 2**30:.1f} |") for row in rows)
+
+
 def test_every_lever_is_another_plan() -> None:
     made = levers(EngineConfig(model=LLAMA), find_gpu("H200"), Workload())
     assert len({each.flag for each in made}) == len(made) >= 8
