@@ -149,7 +149,10 @@ class Server(uvicorn.Server):
         try:
             # Shielded: a server that stops meanwhile must not make the loading look ended.
             opened = await asyncio.shield(asyncio.wrap_future(opening.opened))
-        except Exception as error:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            # An interrupt too: what leaves a task would stop the loop before its doors are closed.
             self.failure, self.should_exit = error, True
             return
         if opened.private is not None:
