@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 from paged.http.api.service import AnyService
 from paged.http.app import create_service
-from paged.http.engine import Engine
+from paged.http.engine import AnyEngine, Engine
 from paged.http.entries import Entry
 from paged.http.options import ServeOptions
 from paged.http.request_log import RequestLog
@@ -96,14 +97,26 @@ def _services(
     start: Callable[[int, EngineConfig], Engine | PoolingEngine],
 ) -> Iterator[list[AnyService]]:
     traces = _traces(options)
-    with ExitStack() as engines:
+    engines: list[AnyEngine] = []
+    try:
         services = []
         for number, entry in enumerate(entries):
             with _concerning(entry, len(entries)):
                 engine = start(number, entry.config)
-            engines.callback(engine.shutdown)
+            engines.append(engine)
             services.append(_service(engine, entry, number, options, traces))
         yield services
+    finally:
+        _shut_down(engines)
+
+
+def _shut_down(engines: Sequence[AnyEngine]) -> None:
+    """All at the same time, so that those that hang take no longer than one."""
+    threads = [threading.Thread(target=each.shutdown, name="paged-end") for each in engines]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def _sharing(entries: Sequence[Entry], options: ServeOptions) -> list[Entry]:

@@ -21,7 +21,7 @@ from paged.http.app import create_app
 from paged.http.cli import parse
 from paged.http.options import ServeOptions
 from paged.http.paths import PROBES
-from paged.http.server import LAST_WORDS
+from paged.http.server import TIME_TO_LEAVE
 from paged.runtime.flags import read_flags
 from tests.http.fakes import FakeEngine, serving
 from tests.runtime.remote import wait_until
@@ -35,7 +35,7 @@ def options_of(argv: list[str]) -> ServeOptions:
 
 def leaves_in(options: ServeOptions) -> float:
     """Seconds that a server may take from the first signal to its end."""
-    return options.shutdown_timeout + LAST_WORDS
+    return options.shutdown_timeout + TIME_TO_LEAVE
 
 
 def documents(name: str) -> dict[str, Any]:

@@ -18,12 +18,16 @@ from tests.http.servers import ROOT, Server, started
 
 # The real command line and server around the fake engine: two seconds of answer.
 PROGRAM = """
-import sys
+import sys, time
+from paged.http import server
 from paged.http.cli import main
 from paged.runtime.async_engine import AsyncEngine
 from tests.http.fakes import FakeEngine
 engine = FakeEngine(answer="x" * 50, pause=0.04)
 engine.fails_after = 3 if "mortal" in sys.argv else None
+if "stuck" in sys.argv:
+    engine.shutdown = lambda: time.sleep(60)
+    server.TIME_TO_LEAVE = 1
 AsyncEngine.from_config = lambda config, **how: engine
 sys.exit(main(["serve", "--port=0", *sys.argv[1:]]))
 """
@@ -95,6 +99,14 @@ def test_a_second_signal_does_not_wait() -> None:
         next(lines)
         assert running.wait_after(signal.SIGTERM, signal.SIGTERM) < 1
         assert running.process.returncode == 128 + signal.SIGTERM
+
+
+def test_whatever_hangs_it_leaves() -> None:
+    with server("--served-model-name", "stuck", "--shutdown-timeout", "0") as running:
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(20) == 0
+        assert running.process.stderr
+        assert "The server has not come to its end in 1 s" in running.process.stderr.read()
 
 
 def test_it_leaves_when_the_engine_dies() -> None:

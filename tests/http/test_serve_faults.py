@@ -42,6 +42,14 @@ make = partial(RemoteCore, program=fake_program("step_time=0.02", statement))
 engine.RemoteCore = start.RemoteCore = make
 sys.exit(main(["serve", "--host=127.0.0.1", "--port=0", *sys.argv[2:]]))
 """
+# The same in a hurry, where the times that it is given up after do not matter.
+HASTY = f"""
+from paged.http import serve, server
+from paged.runtime import ending
+ending.LAST_STEP = serve.LAST_WORDS = server._ABORT_TIMEOUT = 0.5
+serve.TIME_FOR_OTHERS = 2
+{PROGRAM}
+"""
 COUNTS = pytest.mark.parametrize("count", [1, 2])
 
 
@@ -51,9 +59,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def server(folder: Path, *flags: str) -> Iterator[Server]:
+def server(folder: Path, *flags: str, program: str = PROGRAM) -> Iterator[Server]:
     flags = ("--load-format=dummy", "--shutdown-timeout=5", *flags)
-    with started(PROGRAM, str(folder), *flags, pattern=r"https?://\S+/v1") as running:
+    with started(program, str(folder), *flags, pattern=r"https?://\S+/v1") as running:
         yield running
 
 
@@ -116,6 +124,21 @@ def test_a_killed_engine_is_replaced(model: Path, tmp_path: Path, count: int) ->
         assert is_gone(pid)
         running.process.terminate()
         assert running.process.wait(10) == 0
+
+
+@COUNTS
+def test_an_engine_that_hangs_holds_up_no_end(model: Path, tmp_path: Path, count: int) -> None:
+    flags = ("--shutdown-timeout=0", f"--api-server-count={count}")
+    with server(tmp_path, str(model), *flags, program=HASTY) as running:
+        lines = running.stream()
+        next(lines)
+        [pid] = engines(running)
+        (tmp_path / "hang").touch()
+        running.process.terminate()
+        assert running.process.wait(20) == 0
+        assert is_gone(pid)
+        assert running.process.stderr
+        assert "The server has not come to its end" not in running.process.stderr.read()
 
 
 @COUNTS
