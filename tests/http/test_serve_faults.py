@@ -44,9 +44,9 @@ sys.exit(main(["serve", "--host=127.0.0.1", "--port=0", *sys.argv[2:]]))
 """
 # The same in a hurry, where the times that it is given up after do not matter.
 HASTY = f"""
-from paged.http import serve, server
-from paged.runtime import ending
-ending.LAST_STEP = serve.LAST_WORDS = server._ABORT_TIMEOUT = 0.5
+from paged.http import serve
+from paged.runtime import remote_core
+remote_core.TIME_TO_CLOSE = serve.LAST_WORDS = 0.5
 serve.TIME_FOR_OTHERS = 2
 {PROGRAM}
 """
