@@ -184,7 +184,7 @@ def create_server(
         admin_keys: any of them is needed for /debug/state, which is not there without.
         reads_traces: whether requests say of which trace they are part.
         key_ring: more of them, with limits; one of either is needed then.
-        metrics_need_key: whether one is needed for /metrics, too.
+        metrics_need_key: whether one is needed for /metrics, too, where there are keys.
         max_body_size: bytes.
         default_timeout: seconds of requests that name none; None for no limit.
         tells_tokenizer: whether there is /tokenizer_info.
@@ -207,8 +207,7 @@ def create_server(
         ),
     ]
     counts = LocalCounts() if peers.is_first else CountsOfFirst(peers)
-    has_keys = bool(api_keys) or key_ring is not None
-    closed = {"/metrics"} if metrics_need_key and has_keys else set()
+    closed = {"/metrics"} if metrics_need_key else set()
     keys = {"keys": api_keys, "admin_keys": admin_keys, "closed": closed}
     if key_ring is not None:
         middleware.append(Middleware(LimitKeys, ring=key_ring, counts=counts, **keys))

@@ -50,6 +50,7 @@ _OBJECTS_BETWEEN_COLLECTIONS = 20_000
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; returns the exit status, 1 if an engine died."""
     options = _with_key(read_flags(ServeOptions, args))
+    _check_metrics_key(options)
     entries = read_entries(args)
     configure_logging(options.uvicorn_log_level, options.log_format)
     _note_ignored(args)
@@ -121,6 +122,11 @@ def _with_key(options: ServeOptions) -> ServeOptions:
     """Options with the key in the environment, unless they have keys of their own."""
     keys = options.api_key or tuple(filter(None, [os.getenv("PAGED_API_KEY")]))
     return replace(options, api_key=keys)
+
+
+def _check_metrics_key(options: ServeOptions) -> None:
+    if options.metrics_need_key and not options.api_key and options.api_keys_file is None:
+        raise ConfigError("--metrics-need-key needs --api-key, --api-keys-file or PAGED_API_KEY")
 
 
 def serve(

@@ -132,6 +132,18 @@ def test_a_port_in_use_is_said_before_the_model_is_loaded() -> None:
     )
 
 
+def test_a_key_for_metrics_that_nobody_has(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is bound or loaded, instead of open metrics."""
+    monkeypatch.delenv("PAGED_API_KEY", raising=False)
+    assert main(["serve", "no-such-model", "--metrics-need-key", "--admin-api-key", "a"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == (
+        "paged: error: --metrics-need-key needs --api-key, --api-keys-file or PAGED_API_KEY"
+    )
+
+
 def test_a_chat_template_that_is_no_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--chat-template", "nosuch"]) == 2
     [line] = capsys.readouterr().err.splitlines()
