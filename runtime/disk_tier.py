@@ -49,6 +49,7 @@ class DiskTier:
         load_costs: LoadCosts,
     ) -> None:
         runner.host.on_save = files.write
+        pool.on_forget = files.forget
         self.files = files
         self._pool = pool
         self._runner = runner
@@ -76,8 +77,9 @@ class DiskTier:
         return self.files.fetch(wanted)
 
     def take_in(self, found: list[FoundPage]) -> None:
-        """Keep in host memory what was read."""
-        taken = [(self._pool.host.take(page_hash), arrays) for page_hash, arrays in found]
+        """Keep in host memory what was read, but for what was forgotten meanwhile."""
+        wanted = [(page_hash, arrays) for page_hash, arrays in found if page_hash in self.files]
+        taken = [(self._pool.host.take(page_hash), arrays) for page_hash, arrays in wanted]
         kept = {page: arrays for page, arrays in taken if page is not None}
         self._runner.host.put(list(kept), list(kept.values()))
 

@@ -39,7 +39,12 @@ PARAMS = SamplingParams(max_tokens=5, ignore_eos=True)
 
 def test_a_step_in_this_process_is_left_alone() -> None:
     gate, entered = threading.Event(), threading.Event()
-    core = FakeCore(on_step=lambda: (entered.set(), gate.wait(20))[0])
+
+    def hang() -> None:
+        entered.set()
+        gate.wait(20)
+
+    core = FakeCore(on_step=hang)
     thread = EngineThread(Engine(core, front()))
     ask(thread, [1, 2])
     assert entered.wait(10)
