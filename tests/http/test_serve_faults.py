@@ -187,13 +187,32 @@ def test_whoever_dies_too_often_is_given_up(model: Path, tmp_path: Path) -> None
         assert "restarted 2 times in 600 s: giving up" in running.process.stderr.read()
 
 
-def test_other_models_go_on(model: Path, tmp_path: Path) -> None:
-    config = tmp_path / "models.yaml"
+@contextmanager
+def two_models(model: Path, folder: Path, *flags: str) -> Iterator[Server]:
+    config = folder / "models.yaml"
     names = ("left", "right")
     own = {"model": str(model), "load-format": "dummy", "kv-cache-memory-bytes": "1m"}
     models = [{**own, "served-model-name": name} for name in names]
     config.write_text(json.dumps({"models": models}))
-    with started(PROGRAM, str(tmp_path), f"--config={config}", pattern=r"http://\S+/v1") as running:
+    argv = (str(folder), f"--config={config}", *flags)
+    with started(PROGRAM, *argv, pattern=r"http://\S+/v1") as running:
+        yield running
+
+
+def test_a_first_signal_while_it_leaves_for_a_dead_engine(model: Path, tmp_path: Path) -> None:
+    """It is no second one: what other engines have begun is finished."""
+    with two_models(model, tmp_path, "--max-engine-restarts=0") as running:
+        lines = running.stream(max_tokens=150)
+        next(lines)
+        os.kill(engines(running)[1], signal.SIGKILL)
+        wait_until(lambda: status(running, "/v1/models") == 503)
+        running.process.terminate()
+        assert list(lines)[-1] == "data: [DONE]"
+        assert running.process.wait(10) == 1
+
+
+def test_other_models_go_on(model: Path, tmp_path: Path) -> None:
+    with two_models(model, tmp_path) as running:
         (tmp_path / "slow").touch()
         os.kill(engines(running)[0], signal.SIGKILL)
         wait_until(lambda: is_later(complete(running, "left")))
