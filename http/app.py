@@ -56,7 +56,7 @@ from paged.http.metrics import Metrics, registry_of
 from paged.http.options import ServeOptions
 from paged.http.paths import path_of
 from paged.http.peers import Answers, Peers, added
-from paged.http.request_counter import CountRequests, Load
+from paged.http.request_counter import CountRequests, Load, refusals_in
 from paged.http.request_ids import EchoRequestId
 from paged.http.request_report import Reporter
 from paged.http.status import DEBUG_ROUTES, STATUS_ROUTES, Glance, recent_of
@@ -194,8 +194,9 @@ def create_server(
             /v1/responses, only where there are none.
     """
     registry, load = registry_of([service.metrics for service in services]), Load()
+    refused = refusals_in(registry)
     middleware = [
-        Middleware(CountRequests, registry=registry, load=load),
+        Middleware(CountRequests, registry=registry, load=load, refused=refused),
         Middleware(EchoRequestId),
         Middleware(
             CORSMiddleware,
@@ -228,7 +229,7 @@ def create_server(
     responses = None if peers.paths else ResponseStore()
     app.state.models = Models(tuple(services), max_body_size, responses, default_timeout)
     app.state.registry = registry
-    app.state.load = load
+    app.state.load, app.state.refused = load, refused
     app.state.peers = peers
     app.state.glances = [Glance() for _ in services]
     app.state.key_ring, app.state.counts = key_ring, counts

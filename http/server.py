@@ -169,7 +169,8 @@ class Server(uvicorn.Server):
             return
         if opened.private is not None:
             await stack.enter_async_context(answering(opened.private, told(opened.app)))
-        self._opened, self._gate.app = opened, opened.app
+        self._opened = opened
+        self._gate.open(opened.app)
         self._begin(self._stop_when_dead(opened))
         if self._first is not None:
             self._first.send(IsReady())

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from paged.http.api.service import AnyService
 from paged.http.app import create_service
@@ -26,6 +27,9 @@ from paged.runtime.logs import lines_about
 from paged.runtime.pooling.engine import PoolingEngine, wants_pooling
 from paged.runtime.remote_core import RemoteCore
 from paged.runtime.sharing import divide
+
+if TYPE_CHECKING:
+    from paged.http.otel import RequestTraces
 
 logger = logging.getLogger(__name__)
 
@@ -107,12 +111,12 @@ def _services(
             services.append(_service(engine, entry, number, options, traces))
         yield services
     finally:
-        _shut_down(engines)
+        _call_all([each.shutdown for each in engines] + [each.close for each in traces])
 
 
-def _shut_down(engines: Sequence[AnyEngine]) -> None:
-    """All at the same time, so that those that hang take no longer than one."""
-    threads = [threading.Thread(target=each.shutdown, name="paged-end") for each in engines]
+def _call_all(ends: Sequence[Callable[[], None]]) -> None:
+    """At the same time, so that those that hang take no longer than one."""
+    threads = [threading.Thread(target=each, name="paged-end") for each in ends]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -192,7 +196,7 @@ def _logs(engine: Engine | PoolingEngine, options: ServeOptions) -> list[Reporte
     return [RequestLog(engine.tokenizer, max_length=shown, outputs=outputs)]
 
 
-def _traces(options: ServeOptions) -> list[Reporter]:
+def _traces(options: ServeOptions) -> list[RequestTraces]:
     """What makes spans of them, likewise. Raises ConfigError if it cannot."""
     if options.otlp_traces_endpoint is None:
         return []

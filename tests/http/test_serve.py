@@ -77,7 +77,9 @@ def test_a_signal_lets_running_requests_finish(number: signal.Signals) -> None:
             assert int(reply.headers["retry-after"]) > 0
             assert reply.json()["error"]["message"].startswith("This server is stopping")
         for path in ("/health", "/metrics"):
-            assert httpx2.get(root + path).status_code == 200
+            reply = httpx2.get(root + path)
+            assert reply.status_code == 200
+        assert 'paged:requests_refused_total{cause="draining"} 1.0' in reply.text
         assert list(lines)[-1] == "data: [DONE]"
         assert running.process.wait(10) == 0
 
