@@ -33,8 +33,9 @@ from paged.http.listener import bound
 from paged.http.logs import configure_logging, leave_out
 from paged.http.options import ServeOptions
 from paged.http.peers import Peers
-from paged.http.server import LAST_WORDS, Opened, Opening, Server
+from paged.http.server import LAST_WORDS, TIME_FOR_OTHERS, Opened, Opening, Server
 from paged.http.start import check_all_make_text, running
+from paged.runtime.ending import LONGEST_SAVING
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import read_flags
 from paged.runtime.wire import Channel
@@ -49,6 +50,7 @@ _OBJECTS_BETWEEN_COLLECTIONS = 20_000
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; returns the exit status, 1 if an engine died."""
     options = _with_key(read_flags(ServeOptions, args))
+    _check_metrics_key(options)
     entries = read_entries(args)
     configure_logging(options.uvicorn_log_level, options.log_format)
     _note_ignored(args)
@@ -66,7 +68,8 @@ def _load_alone(
     entries: Sequence[Entry], options: ServeOptions, listener: socket.socket, stack: ExitStack
 ) -> Opened:
     """As the only API process."""
-    return Opened(make_app(stack.enter_context(running(entries, options)), options))
+    services = stack.enter_context(running(entries, options))
+    return Opened(make_app(services, options), seconds_to_save=_seconds_to_save(entries))
 
 
 def _load_several(
@@ -76,9 +79,15 @@ def _load_several(
     check_all_make_text(entries, options)
     others = stack.enter_context(ApiProcesses(entries, options, listener))
     services = stack.enter_context(running(entries, options, others.doors))
-    stack.callback(others.end, options.shutdown_timeout + LAST_WORDS)  # before the engines
+    stack.callback(others.end, options.shutdown_timeout + TIME_FOR_OTHERS)  # before the engines
     others.await_ready()
-    return Opened(make_app(services, options, others.peers), others.private, others)
+    app, seconds = make_app(services, options, others.peers), _seconds_to_save(entries)
+    return Opened(app, others.private, others, seconds)
+
+
+def _seconds_to_save(entries: Sequence[Entry]) -> float:
+    """That engines may take in the end, all at the same time, to write pages to disk."""
+    return LONGEST_SAVING if any(each.config.kv_offloading_dir for each in entries) else 0.0
 
 
 def make_app(
@@ -113,6 +122,11 @@ def _with_key(options: ServeOptions) -> ServeOptions:
     """Options with the key in the environment, unless they have keys of their own."""
     keys = options.api_key or tuple(filter(None, [os.getenv("PAGED_API_KEY")]))
     return replace(options, api_key=keys)
+
+
+def _check_metrics_key(options: ServeOptions) -> None:
+    if options.metrics_need_key and not options.api_key and options.api_keys_file is None:
+        raise ConfigError("--metrics-need-key needs --api-key, --api-keys-file or PAGED_API_KEY")
 
 
 def serve(

@@ -23,6 +23,7 @@ from queue import Empty, SimpleQueue
 
 from msgspec.structs import replace
 
+from paged.runtime.ending import await_end
 from paged.runtime.engine import Engine
 from paged.runtime.errors import EngineDead
 from paged.runtime.front import Prepared
@@ -96,7 +97,7 @@ class EngineThread:
         # collector may call `shutdown` anywhere.
         self._closed: str | None = None
         self._gate = threading.RLock()
-        self._stopping = False
+        self._is_told_to_end = self._stopping = False
         run = partial(copy_context().run, self._run)  # log lines there are about the same model
         self._thread = threading.Thread(target=run, name="paged-engine", daemon=True)
         self._thread.start()
@@ -149,11 +150,14 @@ class EngineThread:
         return future
 
     def shutdown(self) -> None:
-        """End every request with "abort", close the engine and wait for both. Idempotent."""
+        """End every request with "abort", close the engine and wait for both. Idempotent.
+
+        A step that hangs is not waited for.
+        """
+        self._is_told_to_end = True
         with suppress(EngineDead):
             self._submit(self._stop)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        await_end(self._thread, lambda: self.is_running, self.kill)
 
     def _submit(self, call: Callable[[], None]) -> None:
         with self._gate:
@@ -168,6 +172,9 @@ class EngineThread:
             self._serve()
             self._close(_SHUT_DOWN)
         except Exception as error:
+            if isinstance(error, EngineDead) and self._is_told_to_end:  # it was not to live on
+                self._close(_SHUT_DOWN)
+                return
             if not isinstance(error, EngineDead):
                 logger.exception("The engine's thread failed")
                 error = EngineDead(f"the engine stopped: {type(error).__name__}: {error}")

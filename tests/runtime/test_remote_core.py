@@ -246,7 +246,7 @@ def test_errors_at_the_start_come_over(
 
 
 def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_core_module, "_TIME_TO_CLOSE", 0.3)
+    monkeypatch.setattr(remote_core_module, "TIME_TO_CLOSE", 0.3)
     core = fake_remote(statement=HANG)
     core.add(make_request("a"))
     core.close()
@@ -257,7 +257,7 @@ def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_closing_waits_as_long_as_the_process_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no longer: a second for pages, and the time that it has in any case."""
-    monkeypatch.setattr(remote_core_module, "_TIME_TO_CLOSE", 0.5)
+    monkeypatch.setattr(remote_core_module, "TIME_TO_CLOSE", 0.5)
     closing = (
         "import time; from paged.runtime.messages import Saving; core.closing = lambda: ("
         "(Saving(0, 9, {left}), time.sleep(0.2))[0] for _ in range({count}))"
