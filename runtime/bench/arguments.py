@@ -1,4 +1,4 @@
-"""`paged bench throughput | latency | profile | serve` on the command line; cheap to import."""
+"""`paged bench COMMAND` on the command line; cheap to import."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from paged.runtime.bench.options import (
     ReportOptions,
     SamplingOptions,
     ServerOptions,
+    StepOptions,
     ThroughputOptions,
     WorkloadOptions,
 )
@@ -28,11 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser, add_engine_flags: AddFlags) -
         add_engine_flags: declares a flag for each field of `EngineConfig`.
     """
     kinds = parser.add_subparsers(
-        dest="bench", required=True, metavar="throughput|latency|profile|serve"
+        dest="bench", required=True, metavar="throughput|latency|profile|steps|serve"
     )
     _add_throughput(kinds, add_engine_flags)
     _add_latency(kinds, add_engine_flags)
     _add_profile(kinds, add_engine_flags)
+    _add_steps(kinds, add_engine_flags)
     _add_serve(kinds)
 
 
@@ -70,6 +72,13 @@ def _add_profile(kinds: Any, add_engine_flags: AddFlags) -> None:
     parser.set_defaults(run_bench=_run_profile)
 
 
+def _add_steps(kinds: Any, add_engine_flags: AddFlags) -> None:
+    parser = kinds.add_parser("steps", help="each compiled step: its time, bytes and operations")
+    add_flags(parser, StepOptions, "run")
+    add_engine_flags(parser)
+    parser.set_defaults(run_bench=_run_steps)
+
+
 def _add_serve(kinds: Any) -> None:
     parser = kinds.add_parser(
         "serve", usage="%(prog)s [flags]", help="load on any server that speaks the OpenAI API"
@@ -98,6 +107,12 @@ def _run_profile(args: argparse.Namespace) -> int:
     from paged.runtime.bench.step_profile import run_profile
 
     return run_profile(args)
+
+
+def _run_steps(args: argparse.Namespace) -> int:
+    from paged.runtime.bench.step_times import run_steps
+
+    return run_steps(args)
 
 
 def _run_serve(args: argparse.Namespace) -> int:

@@ -13,7 +13,6 @@ from tqdm import trange
 
 from paged.runtime.bench.offline import (
     EngineMeter,
-    EngineReport,
     StartedEngine,
     config_of,
     publish,
@@ -22,6 +21,7 @@ from paged.runtime.bench.offline import (
     without_weights,
 )
 from paged.runtime.bench.options import LatencyOptions
+from paged.runtime.bench.results import EngineReport
 from paged.runtime.bench.workloads import BenchRequest, IdRange, random_requests
 from paged.runtime.config import EngineConfig
 from paged.runtime.flags import read_flags

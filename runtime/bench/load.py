@@ -17,6 +17,17 @@ from paged.runtime.errors import ConfigError
 Send = Callable[[BenchRequest], Awaitable[RequestRecord]]
 
 
+def moments(requests: Sequence[BenchRequest], load: LoadOptions) -> np.ndarray:
+    """Seconds after the start at which each request is sent: their own, unless the load has a rate.
+
+    Raises:
+        ConfigError: see `arrival_times`.
+    """
+    if np.isinf(load.request_rate) and load.ramp_up_strategy is None:
+        return np.array([each.arrival for each in requests])
+    return arrival_times(len(requests), load)
+
+
 def arrival_times(num_requests: int, load: LoadOptions) -> np.ndarray:
     """Seconds after the start at which each request is sent.
 

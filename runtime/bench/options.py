@@ -13,7 +13,7 @@ from paged.runtime.bench.baselines import BASELINES
 from paged.runtime.flags import option, port
 
 GENERATED = ("random", "lognormal", "prefix_repetition", "baseline")
-FROM_FILES = ("sharegpt", "custom")
+FROM_FILES = ("sharegpt", "custom", "log")
 METRICS = ("ttft", "tpot", "itl", "e2el")
 BACKENDS = ("openai", "vllm", "openai-chat")
 
@@ -23,6 +23,14 @@ def count(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def whole(text: str) -> int:
+    """A number of things, perhaps none."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {value}")
     return value
 
 
@@ -90,15 +98,18 @@ class WorkloadOptions:
     dataset_name: str = option(
         "random",
         "Where prompts come from: random token ids of fixed lengths, of chat-like (lognormal) "
-        "lengths, with repeated prefixes, or a named baseline; or a ShareGPT or JSON lines file.",
+        "lengths, with repeated prefixes, or a named baseline; or a file of ShareGPT's, of JSON "
+        "lines, or of a server's log.",
         choices=(*GENERATED, *FROM_FILES),
     )
-    dataset_path: str | None = option(None, "File of the sharegpt or custom dataset.")
+    dataset_path: str | None = option(None, "File of the sharegpt, custom or log dataset.")
     workload: str | None = option(
         None, "Name of the baseline workload.", choices=tuple(sorted(BASELINES))
     )
     num_prompts: int | None = option(
-        None, "Requests; default 1000, or all of a baseline workload.", type=count
+        None,
+        "Requests; default 1000, or all of a baseline workload or a custom or log file.",
+        type=count,
     )
     input_len: int | None = option(
         None, "Prompt tokens of random requests; same as --random-input-len.", type=count
@@ -166,6 +177,29 @@ class ProfileOptions:
     top: int = option(25, "Kernels to print.", type=count)
     trace_dir: str | None = option(
         None, "Keep the trace in this folder, for Perfetto or XProf; default it is thrown away."
+    )
+    output_json: str | None = option(None, "Write the results to this file.")
+    disable_tqdm: bool = option(False, "No progress bar.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """Every compiled step by itself."""
+
+    contexts: Sequence[int] = option(
+        (0, 128, 512, 2048, 8192),
+        "Tokens before those of the step, in each of its rows; those that do not fit are left out "
+        "(default: 0 128 512 2048 8192).",
+        type=whole,
+        nargs="+",
+        metavar="TOKENS",
+    )
+    buckets: Sequence[str] = option(
+        (), "Only these steps, such as decode_8 mixed_256.", type=str, nargs="+", metavar="NAME"
+    )
+    num_iters: int = option(10, "Runs of each step, of which the median counts.", type=count)
+    seconds: float = option(
+        2.0, "End the runs of a step early when they have taken so long.", type=finite
     )
     output_json: str | None = option(None, "Write the results to this file.")
     disable_tqdm: bool = option(False, "No progress bar.")

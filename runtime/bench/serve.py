@@ -26,7 +26,7 @@ from paged.runtime.bench.client import (
     request_fields,
 )
 from paged.runtime.bench.connection import HttpClient
-from paged.runtime.bench.load import arrival_times, send_all
+from paged.runtime.bench.load import moments, send_all
 from paged.runtime.bench.metrics import ServeSummary
 from paged.runtime.bench.options import (
     LoadOptions,
@@ -92,7 +92,7 @@ async def measure(run: ServeRun) -> tuple[str, ServeSummary]:
     url = server.base_url or f"http://{server.host}:{server.port}"
     tokenizer, vocab_size = _vocabulary(run)
     requests = _requests(run, tokenizer, vocab_size)
-    times = arrival_times(len(requests), run.load)
+    times = moments(requests, run.load)
     # uvloop never returns from a loop that ends with a connection open.
     with closing(HttpClient(url, _headers(server), verify=not server.insecure)) as http:
         model = server.served_model_name or server.model or await _await_model(http, url, server)

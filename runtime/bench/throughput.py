@@ -10,7 +10,6 @@ from typing import Any
 
 from paged.runtime.bench.offline import (
     EngineMeter,
-    EngineReport,
     config_of,
     publish,
     sampling,
@@ -19,6 +18,7 @@ from paged.runtime.bench.offline import (
     without_weights,
 )
 from paged.runtime.bench.options import ThroughputOptions, WorkloadOptions
+from paged.runtime.bench.results import EngineReport
 from paged.runtime.bench.selection import select_requests
 from paged.runtime.config import EngineConfig
 from paged.runtime.flags import read_flags

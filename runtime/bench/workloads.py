@@ -28,11 +28,17 @@ class BenchRequest:
         prompt: token ids, or text if it came from a file of texts.
         num_input_tokens: the prompt's length; 0 for a text that was not tokenised.
         num_output_tokens: tokens to generate.
+        arrival: seconds after the start of a run at which it comes, if nothing else says when.
+        kind: the group that reports tell of it in; "" for none.
+        priority: lower goes first, under the priority policy.
     """
 
     prompt: list[int] | str
     num_input_tokens: int
     num_output_tokens: int
+    arrival: float = 0.0
+    kind: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True)

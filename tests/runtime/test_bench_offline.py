@@ -11,7 +11,8 @@ import pytest
 
 from paged.runtime.bench.arguments import add_arguments, run
 from paged.runtime.bench.latency import decode_seconds
-from paged.runtime.bench.offline import EngineMeter, EngineReport
+from paged.runtime.bench.offline import EngineMeter
+from paged.runtime.bench.results import EngineReport
 from paged.runtime.config import EngineConfig
 from paged.runtime.messages import EngineStats
 from paged.runtime.outputs import CompletionOutput, RequestMetrics, RequestOutput
