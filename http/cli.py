@@ -220,6 +220,17 @@ def _add_door_flags(parser: argparse.ArgumentParser) -> None:
         parser._add_action(action)
 
 
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    from paged.runtime.simulation import options
+
+    parser.usage = "%(prog)s [flags]"
+    add_flags(parser, options.FleetOptions, "fleet")
+    add_flags(parser, options.EngineOptions, "engine")
+    add_flags(parser, options.TraceOptions, "trace")
+    add_flags(parser, options.ScalingOptions, "scaling")
+    add_flags(parser, options.OutputOptions, "output")
+
+
 def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="Folder, GGUF file or hub id of the model.")
     parser.add_argument("out", metavar="OUT", help="Folder to make; `paged serve OUT` serves it.")
@@ -240,6 +251,8 @@ _COMMANDS = {
     ),
     "doctor": _Command(
         "tell what keeps a model from being served here", "paged.http.doctor:run", _add_doctor
+    "simulate": _Command(
+        "plan a fleet without a device", "paged.runtime.simulation.command:run", _add_simulate
     ),
     "hash-key": _Command(
         "make an entry of --api-keys-file", "paged.http.keys:hash_key", _add_hash_key
