@@ -98,7 +98,7 @@ class _Parser(argparse.ArgumentParser):
         namespace, unknown = super().parse_known_args(args, namespace)
         self._refuse(unknown)
         if lists:
-            namespace.models = _models(namespace, models, [*flags_of(values), *args])
+            namespace.models = self._models(namespace, models, [*flags_of(values), *args])
         return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
@@ -107,6 +107,29 @@ class _Parser(argparse.ArgumentParser):
     def _refuse(self, unknown: Sequence[str]) -> None:
         if unknown:
             self.error(f"unknown {_explained(unknown[0], _FLAG.findall(self.format_help()))}")
+
+    def _models(
+        self, shared: argparse.Namespace, models: Any, given: Sequence[str]
+    ) -> list[argparse.Namespace]:
+        """The arguments of each model in a list: what is shared, and over it what is its own."""
+        entries = check_models(models)
+        own = [*given, *(["--model"] if shared.model_argument is not None else [])]
+        check_shared(own, len(entries))
+        parsed = []
+        for number, entry in enumerate(entries):
+            parser = type(self)(prog=f"paged serve: {MODELS}[{number}]", add_help=False)
+            _add_model_flags(parser)
+            # None where the entry does not say it: each of several models must.
+            values = vars(shared) | {"gpu_memory_utilization": None}
+            parsed.append(parser.parse_args(flags_of(entry), argparse.Namespace(**values)))
+        return parsed
+
+
+class _Reader(_Parser):
+    """The same for arguments that come from a program: a mistake is an error that it may catch."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
 
 
 def _explained(argument: str, known: Sequence[str]) -> str:
@@ -117,23 +140,6 @@ def _explained(argument: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     hint = _HINTS.get(name) or (f"did you mean {close[0]}?" if close else None)
     return f"flag {name}" + (f": {hint}" if hint else "")
-
-
-def _models(
-    shared: argparse.Namespace, models: Any, given: Sequence[str]
-) -> list[argparse.Namespace]:
-    """The arguments of each model in a list: what is shared, and over it what is its own."""
-    entries = check_models(models)
-    own = [*given, *(["--model"] if shared.model_argument is not None else [])]
-    check_shared(own, len(entries))
-    parsed = []
-    for number, entry in enumerate(entries):
-        parser = _Parser(prog=f"paged serve: {MODELS}[{number}]", add_help=False)
-        _add_model_flags(parser)
-        # None where the entry does not say it: each of several models must.
-        values = vars(shared) | {"gpu_memory_utilization": None}
-        parsed.append(parser.parse_args(flags_of(entry), argparse.Namespace(**values)))
-    return parsed
 
 
 @dataclass(frozen=True)
@@ -251,6 +257,7 @@ _COMMANDS = {
     ),
     "doctor": _Command(
         "tell what keeps a model from being served here", "paged.http.doctor:run", _add_doctor
+    ),
     "simulate": _Command(
         "plan a fleet without a device", "paged.runtime.simulation.command:run", _add_simulate
     ),
@@ -278,6 +285,21 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if "model_argument" in args:
         args.model = _only_model(args, argv)
+    return args
+
+
+def parse_serve(flags: Sequence[str], *more: type[Any]) -> argparse.Namespace:
+    """The arguments that `paged serve` reads from these flags. Raises ConfigError for a mistake.
+
+    Args:
+        more: dataclasses whose fields are flags, too.
+    """
+    parser = _Reader(prog="paged serve", add_help=False)
+    _add_serve(parser)
+    for config in more:
+        add_flags(parser, config, "more")
+    args = parser.parse_args(flags)
+    args.model = _only_model(args, flags)
     return args
 
 

@@ -1,0 +1,135 @@
+"""The two deployments of an application, in Ray Serve's terms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from paged.http.replicas.joined import Whole
+from paged.http.replicas.options import ReplicaOptions, Told
+from paged.http.replicas.relay import Messages, Relay, ReplicaLost
+from paged.http.replicas.replica import Replica
+from paged.http.replicas.request import Asked
+from paged.http.server import LAST_WORDS
+from paged.runtime.errors import Overloaded
+
+# A router holds little of a request; how many it may hold is for the replicas to say.
+_MOST_AT_ROUTER = 100_000
+_SECONDS_FOR_ALL = 5.0
+
+
+class ServedReplica(Replica):
+    """A replica as Serve runs it."""
+
+    def __init__(self, flags: Sequence[str]) -> None:
+        super().__init__(flags, serve.get_replica_context().replica_id.unique_id)
+
+    def __del__(self) -> None:  # what Serve calls when the last request is answered
+        self.close()
+
+
+class ServedRouter:
+    """What Serve's HTTP proxies send requests to."""
+
+    def __init__(self, replicas: DeploymentHandle, max_body_size: int) -> None:
+        self._relay = Relay(_Replicas(replicas), max_body_size)
+
+    async def __call__(self, request: Request) -> Response:
+        return _Relayed(self._relay)
+
+
+class _Relayed(Response):
+    """A response that an application gives."""
+
+    def __init__(self, relay: Relay) -> None:
+        super().__init__()
+        self._relay = relay
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_without_id(message: Message) -> None:
+            if message["type"] == "http.response.start":  # Serve's proxy puts the same id on it
+                headers = [each for each in message["headers"] if each[0] != b"x-request-id"]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self._relay(scope, receive, send_without_id)
+
+
+class _Replicas:
+    """The replicas, by way of a handle on their deployment."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+        self._streaming = handle.options(method_name="answer", stream=True)
+
+    async def answer(self, request: Asked) -> Messages:
+        reply = self._streaming.remote(request)
+        ended = False
+        try:
+            async for messages in reply:
+                yield messages
+            ended = True
+        except RayActorError as error:
+            raise ReplicaLost(str(error)) from error
+        except (BackPressureError, DeploymentUnavailableError) as error:
+            raise Overloaded(str(error)) from error
+        finally:
+            if not ended:
+                reply.cancel()
+
+    async def answers(self, request: Asked) -> Sequence[Whole]:
+        asked = self._handle.broadcast("answer_whole", request)
+        found = await asked.results_async(timeout_s=_SECONDS_FOR_ALL, return_exceptions=True)
+        return [each for each in found if isinstance(each, Whole)]
+
+
+def application(told: Told) -> Application:
+    """An application as it was described."""
+    # Serve ends what takes longer; engines get the rest to say so.
+    grace = told.server.shutdown_timeout + LAST_WORDS
+    replicas = serve.deployment(
+        ServedReplica,
+        name="Replica",
+        ray_actor_options={"num_cpus": told.options.cpus_per_replica, "num_gpus": told.gpus},
+        max_ongoing_requests=told.options.max_requests,
+        max_queued_requests=told.options.max_waiting_requests,
+        graceful_shutdown_timeout_s=grace,
+        graceful_shutdown_wait_loop_s=0.5,
+        request_router_config=RequestRouterConfig(
+            request_router_class="paged.http.replicas.router:ReplicaRouter",
+            request_router_kwargs={"policy": told.options.routing},
+        ),
+        **_how_many(told.options),
+    )
+    router = serve.deployment(
+        ServedRouter,
+        name="Router",
+        num_replicas=told.options.num_routers,
+        ray_actor_options={"num_cpus": 0.5},
+        max_ongoing_requests=_MOST_AT_ROUTER,
+        graceful_shutdown_timeout_s=grace,
+        graceful_shutdown_wait_loop_s=0.5,
+    )
+    return router.bind(replicas.bind(told.flags), told.server.max_body_size)
+
+
+def _how_many(options: ReplicaOptions) -> dict[str, Any]:
+    if options.max_replicas is None:
+        return {"num_replicas": options.num_replicas}
+    return {
+        "autoscaling_config": {
+            "min_replicas": options.num_replicas,
+            "max_replicas": options.max_replicas,
+            "target_ongoing_requests": options.target_requests,
+        }
+    }
