@@ -38,6 +38,7 @@ from paged.http.start import check_all_make_text, running
 from paged.runtime.ending import LONGEST_SAVING
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import read_flags
+from paged.runtime.hints import KEY_VARIABLES, unread_variables
 from paged.runtime.wire import Channel
 
 logger = logging.getLogger(__name__)
@@ -129,8 +130,8 @@ def _allow_many_connections() -> None:
 
 def with_key(options: ServeOptions) -> ServeOptions:
     """Options with the key in the environment, unless they have keys of their own."""
-    keys = options.api_key or tuple(filter(None, [os.getenv("PAGED_API_KEY")]))
-    return replace(options, api_key=keys)
+    found = next(filter(None, map(os.getenv, KEY_VARIABLES)), None)
+    return replace(options, api_key=options.api_key or tuple(filter(None, [found])))
 
 
 def _check_metrics_key(options: ServeOptions) -> None:
@@ -229,5 +230,7 @@ def _check_certificates(options: ServeOptions) -> None:
 
 
 def _note_ignored(args: argparse.Namespace) -> None:
+    for line in unread_variables(os.environ):
+        logger.warning(line)
     if args.disable_log_requests:
         logger.warning("--disable-log-requests has no effect: requests are not logged by default")
