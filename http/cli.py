@@ -1,4 +1,4 @@
-"""The command line: `paged serve`, `generate`, `chat`, `bench`, `convert`, `hash-key`.
+"""The command line: `paged serve`, `generate`, `chat`, `bench`, `plan`, `doctor`, `convert`, ...
 
 Arguments are parsed before JAX or transformers are imported, so that help and mistakes are instant.
 """
@@ -158,9 +158,13 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(models=[])
     add_flags(parser, ServeOptions, "server")
     add_flags(parser, ModelOptions, "model")
+    _add_flags_without_effect(parser)
+    add_engine_flags(parser)
+
+
+def _add_flags_without_effect(parser: argparse.ArgumentParser) -> None:
     for flag in ("--disable-log-requests", *ALWAYS_ON):
         parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
-    add_engine_flags(parser)
 
 
 def _add_model_flags(parser: argparse.ArgumentParser) -> None:
@@ -189,6 +193,26 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser, add_engine_flags)
 
 
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    from paged.runtime.planning.options import PlanOptions
+
+    add_flags(parser, PlanOptions, "plan")
+    add_engine_flags(parser)
+    _add_door_flags(parser)
+
+
+def _add_door_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `paged serve` that say nothing about the engine: a command line of it is taken
+    as it is, with another word in front."""
+    doors = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_flags(doors, ServeOptions, "server")
+    add_flags(doors, ModelOptions, "model")
+    _add_flags_without_effect(doors)
+    for action in doors._actions:
+        action.help = argparse.SUPPRESS
+        parser._add_action(action)
+
+
 def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="Folder, GGUF file or hub id of the model.")
     parser.add_argument("out", metavar="OUT", help="Folder to make; `paged serve OUT` serves it.")
@@ -204,6 +228,9 @@ _COMMANDS = {
     "generate": _Command("continue prompts", "paged.http.terminal:generate", _add_generate),
     "chat": _Command("talk to a model", "paged.http.terminal:chat", _add_chat),
     "bench": _Command("measure speed", "paged.runtime.bench.arguments:run", _add_bench),
+    "plan": _Command(
+        "tell what fits a GPU, and how fast it is", "paged.runtime.planning.command:run", _add_plan
+    ),
     "hash-key": _Command(
         "make an entry of --api-keys-file", "paged.http.keys:hash_key", _add_hash_key
     ),

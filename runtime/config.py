@@ -85,7 +85,7 @@ class EngineConfig:
         1,
         "Devices of this machine that share the model: each has its share of the weights and of "
         "the KV pages. It must divide the attention heads.",
-        also=("-tp",),
+        also=("-tp", "--tp"),
     )
     pipeline_parallel_size: int = option(
         1, "Always 1: devices share every layer (--tensor-parallel-size).", also=("-pp",)

@@ -13,19 +13,12 @@ from jax.sharding import AbstractMesh
 
 from paged.groups import most_pages
 from paged.models.config import ModelConfig, resolve_dtype
-from paged.models.loading import ModelSource
-from paged.models.mesh import TENSOR, shares
-from paged.models.registry import get_family
-from paged.models.spread import check_devices
+from paged.models.loading import ModelNotFoundError, ModelSource
+from paged.models.mesh import TENSOR
+from paged.models.spread import bytes_of_each, check_devices
 from paged.models.weights import param_bytes
 from paged.runtime.config import EngineConfig
-from paged.runtime.division import (
-    memory_plan,
-    num_bytes,
-    shapes_before_pages,
-    weight_shapes,
-    with_host_pages,
-)
+from paged.runtime.division import memory_plan, shapes_before_pages, with_host_pages
 from paged.runtime.engine import engine_config, find_model
 from paged.runtime.errors import ConfigError
 from paged.runtime.memory import MemoryPlan
@@ -33,7 +26,7 @@ from paged.runtime.placement import Placement
 from paged.runtime.planning.gpus import Gpu, find_gpu
 from paged.runtime.planning.speed import Speed, StepTime
 from paged.runtime.planning.temporaries import step_memory_estimate
-from paged.runtime.planning.work import work_of
+from paged.runtime.planning.work import specs_of, work_of
 from paged.runtime.steps import StepShapes
 from paged.runtime.weight_offload import layers_on_host
 
@@ -186,7 +179,7 @@ class Plan:
 
 def plan(
     model: str | None,
-    gpu: str | Gpu = "H200",
+    gpu: str | Gpu,
     *,
     input_len: int = Workload.input_len,
     output_len: int = Workload.output_len,
@@ -218,13 +211,13 @@ def plan_for(config: EngineConfig, gpu: Gpu, workload: Workload) -> Plan:
         source = find_model(replace(config, load_format="dummy"))
     model, device, number = source.config, gpu.device, config.tensor_parallel_size
     dtype = resolve_dtype(config.dtype, model, device.platform)
-    check_devices(source.specs, model, number)
+    check_devices(specs_of(model), model, number)
     placement = _placement(model, number)
     budget = int(config.gpu_memory_utilization * gpu.usable)
     shapes = shapes_before_pages(config, model, placement, device, dtype, budget)
     shapes = with_host_pages(config, shapes, budget, available=None)
     on_host = _bytes_on_host(config, source, dtype)
-    weights = num_bytes(shares(weight_shapes(model, dtype, placement))) - on_host
+    weights = bytes_of_each(specs_of(model), model, dtype, number) - on_host
     steps = step_memory_estimate(shapes, dtype, is_hopper=gpu.is_hopper)
     memory = memory_plan(
         config, shapes, budget, weights=weights, weights_on_host=on_host, steps=steps
@@ -232,7 +225,7 @@ def plan_for(config: EngineConfig, gpu: Gpu, workload: Workload) -> Plan:
     cache = shapes.cache
     kv_bytes = cache.bytes_per_page / (cache.page_size * cache.num_layers)
     work = work_of(model, dtype, placement.mesh, kv_bytes)
-    speed = Speed(work, gpu, cache.dtype.itemsize)
+    speed = Speed(work, gpu, cache.dtype.itemsize, on_host)
     return Plan(source, gpu, config, workload, memory, shapes, dtype, speed)
 
 
@@ -246,7 +239,7 @@ def _placement(model: ModelConfig, number: int) -> Placement:
 
 def _bytes_on_host(config: EngineConfig, source: ModelSource, dtype: jnp.dtype) -> int:
     """Weights that --cpu-offload-gb puts into host memory."""
-    layers = get_family(source.config.architecture).specs(source.config).layers
+    layers = specs_of(source.config).layers
     chosen = layers_on_host(config.cpu_offload_gb, layers, dtype, available=None)
     return sum(param_bytes(layers[index], dtype) for index in chosen)
 
@@ -259,5 +252,8 @@ def _without_the_hub() -> Iterator[None]:
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
     try:
         yield
+    except ModelNotFoundError as error:
+        message = str(error).replace("HF_HUB_OFFLINE is set", "a plan fetches nothing")
+        raise ModelNotFoundError(message) from error
     finally:
         constants.HF_HUB_OFFLINE = before

@@ -22,8 +22,9 @@ _MULTIPLY = 0.68
 _MULTIPLY_EXPERTS = 0.33
 _ATTEND = 0.6
 _HALF_ATTEND = 1500
-# Shares of a link's bandwidth.
+# Shares of a link's bandwidth, and of the host's bus, of which one direction is used.
 _LINK = 0.29
+_BUS = 0.43
 # Seconds of a layer beside its bytes: attention, norms and the like, activations put into 8 bits.
 _ATTENTION = 10e-6
 _BETWEEN = 13e-6
@@ -64,10 +65,12 @@ class Speed:
 
     Args:
         kv_itemsize: bytes of a number in pages.
+        on_host: bytes of weights that each step copies from the host.
     """
 
-    def __init__(self, work: Work, gpu: Gpu, kv_itemsize: int) -> None:
+    def __init__(self, work: Work, gpu: Gpu, kv_itemsize: int, on_host: int = 0) -> None:
         self._work, self._gpu = work, gpu
+        self._copies = on_host / (_BUS * gpu.bus)
         self._read_pages = _READ if kv_itemsize > 1 else _READ_PAGES_OF_8_BITS
 
     def decode(self, rows: int, context: float) -> StepTime:
@@ -113,13 +116,12 @@ class Speed:
             + expert_flop / self._rate / _MULTIPLY_EXPERTS
             + head / _MULTIPLY,
         )
-        rest = self._rest(tokens)
-        launches = work.mixtures * _MIXTURE_LAUNCH
+        least_of_all = max(work.mixtures * _MIXTURE_LAUNCH, self._copies)
         return StepTime(
             floor=max(read, multiply) + least,
             products=products,
             attention=attention,
-            rest=max(rest, launches - products - attention),
+            rest=max(self._rest(tokens), least_of_all - products - attention),
         )
 
     @property

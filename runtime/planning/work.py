@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import jax
@@ -88,8 +89,7 @@ def work_of(
     Args:
         kv_bytes: of a token in the pages of a layer of each.
     """
-    specs = get_family(model.architecture).specs(model)
-    plain = get_family(model.architecture).specs(replace(model, quantization=None))
+    specs, plain = specs_of(model), specs_of(replace(model, quantization=None))
     stored, numbers = _Sizes.of(specs, model, dtype, mesh), _Sizes.of(plain, model, None, mesh)
     devices, routing = 1 if mesh is None else mesh.size, routing_of(model)
     mixtures = sum(any(map(_is_of_experts, jax.tree.leaves(layer))) for layer in plain.layers)
@@ -114,6 +114,12 @@ def work_of(
         products=_products(specs),
         devices=devices,
     )
+
+
+@lru_cache(maxsize=8)
+def specs_of(model: ModelConfig) -> Any:
+    """Description of a model's parameters, made once for all plans: of many experts it is long."""
+    return get_family(model.architecture).specs(model)
 
 
 def routing_of(model: ModelConfig) -> Routing | None:
