@@ -189,6 +189,13 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser, add_engine_flags)
 
 
+def _add_tune(parser: argparse.ArgumentParser) -> None:
+    from paged.runtime.tune.options import TuneOptions
+
+    add_flags(parser, TuneOptions, "tuning")
+    add_engine_flags(parser)
+
+
 def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="Folder, GGUF file or hub id of the model.")
     parser.add_argument("out", metavar="OUT", help="Folder to make; `paged serve OUT` serves it.")
@@ -204,6 +211,7 @@ _COMMANDS = {
     "generate": _Command("continue prompts", "paged.http.terminal:generate", _add_generate),
     "chat": _Command("talk to a model", "paged.http.terminal:chat", _add_chat),
     "bench": _Command("measure speed", "paged.runtime.bench.arguments:run", _add_bench),
+    "tune": _Command("find the flags for a workload", "paged.runtime.tune.command:run", _add_tune),
     "hash-key": _Command(
         "make an entry of --api-keys-file", "paged.http.keys:hash_key", _add_hash_key
     ),
