@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.bench.engine_load import run_workload
@@ -49,7 +50,7 @@ class Workbench:
     def __init__(self, config: EngineConfig, load: Load, journal: Journal) -> None:
         self._config, self._load, self._journal = config, load, journal
         self._engine: AsyncEngine | None = None
-        self._values: Values | None = None
+        self._values: dict[str, Value] | None = None
 
     def start(self) -> Start:
         """What the baseline is, from the journal or from an engine.
@@ -59,10 +60,11 @@ class Workbench:
         """
         if self._journal.start is not None:
             return self._journal.start
-        engine = self._engine = AsyncEngine.from_config(self._config, separate_process=True)
-        values = resolved(self._config, engine.about.memory)
-        start = Start(values, self._facts(engine.about.memory), _device(engine.about.memory))
-        self._values = values
+        self._engine = AsyncEngine.from_config(self._config, separate_process=True)
+        assert self._engine.about is not None
+        memory = self._engine.about.memory
+        self._values = resolved(self._config, memory)
+        start = Start(self._values, self._facts(memory), _device(memory))
         self._journal.begin(start)
         return start
 
@@ -101,9 +103,10 @@ class Workbench:
     def _engine_of(self, values: Values, baseline: Values) -> AsyncEngine:
         if self._engine is None or self._values != values:
             self.close()
-            config = replace(self._config, **changed(values, baseline))
+            flags: dict[str, Any] = dict(changed(values, baseline))
+            config = replace(self._config, **flags)
             self._engine = AsyncEngine.from_config(config, separate_process=True)
-            self._values = values
+            self._values = dict(values)
         return self._engine
 
     def _facts(self, memory: MemoryPlan) -> Facts:

@@ -85,7 +85,7 @@ def test_no_grid_of_the_same_size_finds_better(
     found = search(measure)
     num_runs = sum(len(verdict.trial.runs) for verdict in found.verdicts)
     # As many points as there were runs, evenly over the same flags.
-    points = [
+    points: list[Values] = [
         {"max_num_seqs": s, "max_num_batched_tokens": t, "kv_cache_dtype": d}
         for s, t, d in itertools.product(
             [16, 64, 256], [1024, 4096, 16384], ["auto", "fp8"][: max(1, num_runs // 9)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paged.http.cli import main, parse
-from paged.runtime.tune import workbench
+from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.tune.journal import NAME, Journal, Task
 from tests.runtime.fakes import write_model
 
@@ -79,7 +79,7 @@ def test_it_goes_on_where_it_was(
     def refuse(*args: Any, **how: Any) -> None:
         raise AssertionError("what has run must not run again")
 
-    monkeypatch.setattr(workbench.AsyncEngine, "from_config", refuse)
+    monkeypatch.setattr(AsyncEngine, "from_config", refuse)
     before = (folder / NAME).read_bytes()
     # A stop in the middle of a line loses the line alone.
     (folder / NAME).write_bytes(before + b'{"values": {"max_mo')
