@@ -219,6 +219,13 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, options.OutputOptions, "output")
 
 
+def _add_tune(parser: argparse.ArgumentParser) -> None:
+    from paged.runtime.tune.options import TuneOptions
+
+    add_flags(parser, TuneOptions, "tuning")
+    add_engine_flags(parser)
+
+
 def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="Folder, GGUF file or hub id of the model.")
     parser.add_argument("out", metavar="OUT", help="Folder to make; `paged serve OUT` serves it.")
@@ -243,6 +250,7 @@ _COMMANDS = {
     "simulate": _Command(
         "plan a fleet without a device", "paged.runtime.simulation.command:run", _add_simulate
     ),
+    "tune": _Command("find the flags for a workload", "paged.runtime.tune.command:run", _add_tune),
     "hash-key": _Command(
         "make an entry of --api-keys-file", "paged.http.keys:hash_key", _add_hash_key
     ),
