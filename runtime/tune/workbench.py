@@ -13,9 +13,9 @@ from paged.runtime.bench.offline import without_weights
 from paged.runtime.bench.results import RequestTimes, Value
 from paged.runtime.bench.workloads import BenchRequest
 from paged.runtime.config import EngineConfig
+from paged.runtime.division import step_limits
 from paged.runtime.errors import ConfigError, EngineDead
 from paged.runtime.memory import MemoryPlan, available_memory
-from paged.runtime.setup import step_limits
 from paged.runtime.tune.journal import Journal, Start
 from paged.runtime.tune.levers import Facts, Values
 from paged.runtime.tune.search import Trial, changed

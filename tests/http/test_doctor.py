@@ -183,7 +183,7 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     for total, status in ((64 * 2**20, "warning"), (8 * GIB, "ok")):
         changed = usage._replace(total=total)
-        monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder, changed=changed: changed)
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder, changed=changed: changed)
         assert statuses(machine.check_shared_memory(tmp_path)) == [status]
     assert statuses(machine.check_shared_memory(tmp_path / "absent")) == ["warning"]
 
