@@ -9,6 +9,8 @@ from typing import Any
 from paged.runtime.bench.options import (
     LatencyOptions,
     LoadOptions,
+    MixedOptions,
+    PrefixOptions,
     ProfileOptions,
     ReportOptions,
     SamplingOptions,
@@ -17,7 +19,10 @@ from paged.runtime.bench.options import (
     ThroughputOptions,
     WorkloadOptions,
 )
+from paged.runtime.errors import ConfigError
 from paged.runtime.flags import add_flags
+
+_COMMANDS = ("throughput", "latency", "profile", "steps", "serve", "prefix", "mixed")
 
 AddFlags = Callable[[argparse.ArgumentParser], None]
 
@@ -28,14 +33,21 @@ def add_arguments(parser: argparse.ArgumentParser, add_engine_flags: AddFlags) -
     Args:
         add_engine_flags: declares a flag for each field of `EngineConfig`.
     """
-    kinds = parser.add_subparsers(
-        dest="bench", required=True, metavar="throughput|latency|profile|steps|serve"
+    parser.add_argument(
+        "--compare",
+        nargs=2,
+        metavar=("A.json", "B.json"),
+        help="Tell what differs between two results that --output-json wrote.",
     )
+    parser.add_argument("--html", metavar="FILE", help="Write the comparison as a page, too.")
+    kinds = parser.add_subparsers(dest="bench", metavar="|".join(_COMMANDS))
     _add_throughput(kinds, add_engine_flags)
     _add_latency(kinds, add_engine_flags)
     _add_profile(kinds, add_engine_flags)
     _add_steps(kinds, add_engine_flags)
     _add_serve(kinds)
+    _add_prefix(kinds, add_engine_flags)
+    _add_mixed(kinds, add_engine_flags)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,6 +56,15 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError, InvalidRequest: what was asked for cannot be.
     """
+    if args.bench is None:
+        if args.compare is None:
+            raise ConfigError(
+                f"Say what to measure: `paged bench {'|'.join(_COMMANDS)}`, or `paged bench "
+                "--compare A.json B.json`"
+            )
+        from paged.runtime.bench.compare import run_compare
+
+        return run_compare(args.compare, args.html)
     return args.run_bench(args)
 
 
@@ -91,6 +112,25 @@ def _add_serve(kinds: Any) -> None:
     parser.set_defaults(run_bench=_run_serve)
 
 
+def _add_prefix(kinds: Any, add_engine_flags: AddFlags) -> None:
+    parser = kinds.add_parser("prefix", help="shared prefixes, without and with a prefix cache")
+    add_flags(parser, WorkloadOptions, "workload")
+    add_flags(parser, PrefixOptions, "run")
+    add_engine_flags(parser)
+    parser.set_defaults(
+        run_bench=_run_prefix, seed=None, dataset_name="prefix_tree", num_prompts=100
+    )
+
+
+def _add_mixed(kinds: Any, add_engine_flags: AddFlags) -> None:
+    parser = kinds.add_parser(
+        "mixed", help="short requests alone and among long ones, under each scheduling policy"
+    )
+    add_flags(parser, MixedOptions, "run")
+    add_engine_flags(parser)
+    parser.set_defaults(run_bench=_run_mixed)
+
+
 def _run_throughput(args: argparse.Namespace) -> int:
     from paged.runtime.bench.throughput import run_throughput
 
@@ -119,3 +159,15 @@ def _run_serve(args: argparse.Namespace) -> int:
     from paged.runtime.bench.serve import run_serve
 
     return run_serve(args)
+
+
+def _run_prefix(args: argparse.Namespace) -> int:
+    from paged.runtime.bench.prefix import run_prefix
+
+    return run_prefix(args)
+
+
+def _run_mixed(args: argparse.Namespace) -> int:
+    from paged.runtime.bench.mixed import run_mixed
+
+    return run_mixed(args)
