@@ -2,6 +2,8 @@
 
 import math
 import re
+import runpy
+import sys
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -32,6 +34,7 @@ from paged.runtime.bench.results import (
 from paged.runtime.bench.run_results import run_result
 from paged.runtime.bench.server_metrics import ServerMetrics, metric_lines
 from paged.runtime.bench.tables import Table, run_lines, throughput_table
+from tests.runtime.benchmark import ROOT
 
 
 def a_run(name: str, slower: float = 1.0) -> RunResult:
@@ -170,6 +173,17 @@ def test_bench_alone_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> N
     assert "throughput|latency|profile|steps|serve|prefix|mixed" in capsys.readouterr().err
     assert main(["bench", "--compare", "/nowhere", "/nowhere"]) == 2
     assert "/nowhere is no result of `paged bench`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["serving", "latency", "throughput"])
+def test_the_old_names_of_vllm_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    program = f"benchmarks/benchmark_{name}.py"
+    monkeypatch.setattr(sys, "argv", [program, "--num-prompt", "3"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(ROOT / program), run_name="__main__")
+    assert "unknown flag --num-prompt" in capsys.readouterr().err
 
 
 METRICS = """# HELP vllm:request_queue_time_seconds x
