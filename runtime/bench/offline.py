@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Self
 
+import jax
 from tqdm import tqdm
 
 from paged.models.loading import ModelSource
@@ -45,21 +43,6 @@ class StartedEngine:
     generate: Generate
     stats: Callable[[], EngineStats]
     start_seconds: float
-
-
-class Report(Protocol):
-    """The result of an offline benchmark, for people and for programs."""
-
-    def lines(self) -> Iterator[str]: ...
-    def as_json(self) -> dict[str, Any]: ...
-
-
-def publish(report: Report, output_json: str | None) -> None:
-    """Print a report, and write it to a file if one is named."""
-    for line in report.lines():
-        sys.stdout.write(line + "\n")
-    if output_json:
-        Path(output_json).write_text(json.dumps(report.as_json(), indent=2) + "\n")
 
 
 class EngineMeter:
@@ -105,6 +88,11 @@ def config_of(args: argparse.Namespace) -> EngineConfig:
     """The engine flags among parsed arguments."""
     values = {flag.name: getattr(args, flag.name) for flag in flags()}
     return EngineConfig(**values | {"seed": values["seed"] or 0})
+
+
+def device_name() -> str:
+    """What JAX calls the device that it runs on."""
+    return str(jax.devices()[0].device_kind)
 
 
 def without_weights(config: EngineConfig) -> ModelSource:

@@ -7,19 +7,19 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import jax
 import numpy as np
 from tqdm import tqdm
 
 from paged.models.loading import ModelSource
 from paged.runtime.about import StartClock
 from paged.runtime.bench.ceilings import measure_ceilings
-from paged.runtime.bench.offline import config_of, publish
+from paged.runtime.bench.offline import config_of, device_name
 from paged.runtime.bench.options import StepOptions
-from paged.runtime.bench.results import BenchResult, Ceilings, StepTime, as_json, now
+from paged.runtime.bench.publish import publish
+from paged.runtime.bench.results import BenchResult, Ceilings, StepTime, now
 from paged.runtime.bench.step_work import ModelWork
+from paged.runtime.bench.tables import steps_table
 from paged.runtime.buckets import Bucket
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import find_model
@@ -47,35 +47,6 @@ class Case:
     context: int
 
 
-@dataclass(frozen=True)
-class StepReport:
-    """The steps of an engine, for people and for programs."""
-
-    result: BenchResult
-
-    def lines(self) -> Iterator[str]:
-        ceilings = self.result.ceilings
-        assert ceilings is not None, "steps are measured with the device's ceilings"
-        yield (
-            f"{self.result.device}: reads {ceilings.bytes_per_second / 1e9:.1f} GB/s, multiplies "
-            f"{ceilings.flops_per_second / 1e9:.1f} GFLOP/s"
-        )
-        yield (
-            f"{'step':<12}{'rows':>6}{'context':>9}{'ms':>11}{'tokens/s':>11}{'MB':>11}"
-            f"{'GFLOP':>11}{'bandwidth':>11}{'matmul':>8}"
-        )
-        for step in self.result.steps:
-            yield (
-                f"{step.bucket:<12}{step.rows:>6}{step.context_tokens:>9}{step.ms:>11.3f}"
-                f"{1e3 * step.num_tokens / step.ms:>11,.0f}{step.bytes / 1e6:>11,.1f}"
-                f"{step.flops / 1e9:>11,.2f}{step.bandwidth_fraction:>11.0%}"
-                f"{step.flops_fraction:>8.0%}"
-            )
-
-    def as_json(self) -> dict[str, Any]:
-        return as_json(self.result)
-
-
 def run_steps(args: argparse.Namespace) -> int:
     """Returns 0.
 
@@ -83,7 +54,8 @@ def run_steps(args: argparse.Namespace) -> int:
         ConfigError: the engine cannot be made as asked, or no step is of a bucket that is named.
     """
     options = read_flags(StepOptions, args)
-    publish(StepReport(measure_steps(config_of(args), options)), options.output_json)
+    result = measure_steps(config_of(args), options)
+    publish(step_lines(result), result, options)
     return 0
 
 
@@ -104,10 +76,22 @@ def measure_steps(config: EngineConfig, options: StepOptions) -> BenchResult:
         command="steps",
         date=now(),
         model=source.name,
-        device=jax.devices()[0].device_kind,
+        device=device_name(),
+        label=options.label or "",
         steps=steps,
         ceilings=ceilings,
     )
+
+
+def step_lines(result: BenchResult) -> Iterator[str]:
+    """What is printed of steps."""
+    ceilings = result.ceilings
+    assert ceilings is not None, "steps are measured with the device's ceilings"
+    yield (
+        f"{result.device}: reads {ceilings.bytes_per_second / 1e9:.1f} GB/s, multiplies "
+        f"{ceilings.flops_per_second / 1e9:.1f} GFLOP/s"
+    )
+    yield from steps_table("", result.steps).lines()
 
 
 def _cases(shapes: StepShapes, options: StepOptions) -> Iterator[Case]:
