@@ -25,6 +25,7 @@ from msgspec.structs import replace
 
 from paged.runtime.ending import await_end
 from paged.runtime.engine import Engine
+from paged.runtime.engine_state import EngineState
 from paged.runtime.errors import EngineDead
 from paged.runtime.front import Prepared
 from paged.runtime.outputs import RequestOutput, join_deltas
@@ -91,6 +92,7 @@ class EngineThread:
         self._last_news = time.monotonic()
         self._engine = engine
         self._streams: dict[str, Stream] = {}
+        self._looks: set[Future[EngineState]] = set()  # that the engine has yet to take
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # rung after each call put in
         # Set once, after which the inbox takes nothing. The lock is reentrant because the garbage
@@ -149,6 +151,13 @@ class EngineThread:
         self._submit(run)
         return future
 
+    def look(self) -> Future[EngineState]:
+        """A close look at the engine, between two steps; EngineDead if it does not come to that."""
+        found: Future[EngineState] = Future()
+        found.set_running_or_notify_cancel()  # whoever waits may leave; the engine must not notice
+        self._submit(partial(self._look, found))
+        return found
+
     def shutdown(self) -> None:
         """End every request with "abort", close the engine and wait for both. Idempotent.
 
@@ -206,6 +215,8 @@ class EngineThread:
         os.close(self._bell)
         self._send((stream, EngineDead(reason)) for stream in self._streams.values())
         self._streams.clear()
+        for found in list(self._looks):
+            found.set_exception(EngineDead(reason))
         self._engine.close()
 
     def _make_calls(self) -> None:
@@ -226,6 +237,14 @@ class EngineThread:
             if not self.silence:
                 self._last_news = time.monotonic()
             self._streams[stream.request_id] = stream
+
+    def _look(self, found: Future[EngineState]) -> None:
+        self._looks.add(found)
+        found.add_done_callback(self._looks.discard)
+        try:
+            self._engine.look(found.set_result)
+        except EngineDead as error:
+            found.set_exception(error)
 
     def _leave(self, stream: Stream) -> None:
         if self._streams.get(stream.request_id) is stream:

@@ -23,6 +23,7 @@ from paged.models.loading import CheckpointError
 from paged.runtime import async_engine as async_engine_module
 from paged.runtime import remote_core as remote_core_module
 from paged.runtime.async_engine import AsyncEngine
+from paged.runtime.engine_thread import EngineThread
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.messages import EngineRequest, SequenceOutput
 from paged.runtime.remote_core import RemoteCore
@@ -372,6 +373,21 @@ def test_a_close_look(engine: AsyncEngine) -> None:
         assert (await engine.look()).sequences == []
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("ends", ["dies", "is shut down", "is gone"])
+def test_a_look_that_never_comes(ends: str) -> None:
+    """Whoever waits for it is told so."""
+    does = "os._exit(3)" if ends == "dies" else "None"
+    thread = EngineThread(remote_engine(statement=f"core.look = lambda deliver: {does}"))
+    if ends == "is gone":
+        os.kill(thread._engine._core.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    found = thread.look()
+    if ends == "is shut down":
+        thread.shutdown()
+    with pytest.raises(EngineDead):
+        found.result(10)
+    thread.shutdown()
 
 
 def test_stats_follow_aborts(engine: AsyncEngine) -> None:
