@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import ray
 from ray import serve
-from ray.exceptions import RayActorError
+from ray.exceptions import RayError
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
-from ray.serve.handle import DeploymentHandle
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    RayServeException,
+)
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from paged.http.api.errors import ApiError
 from paged.http.replicas.joined import Whole
 from paged.http.replicas.options import ReplicaOptions, Told
-from paged.http.replicas.relay import Messages, Relay, ReplicaLost
+from paged.http.replicas.pipes import Address, Inbox, Inboxes, ReplicaLost
+from paged.http.replicas.relay import Messages, Relay
 from paged.http.replicas.replica import Replica
 from paged.http.replicas.request import Asked
 from paged.http.server import TIME_TO_LEAVE
@@ -70,27 +78,43 @@ class _Replicas:
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
-        self._streaming = handle.options(method_name="answer", stream=True)
+        self._inboxes = Inboxes()
+        self._listening: asyncio.Task[Address] | None = None
 
     async def answer(self, request: Asked) -> Messages:
-        reply = self._streaming.remote(request)
-        ended = False
+        if self._listening is None:  # from the first request on: before, no loop runs
+            here = ray.util.get_node_ip_address()
+            self._listening = asyncio.create_task(self._inboxes.listen(here))
+        address, inbox = await self._listening, self._inboxes.open()
+        call = self._handle.answer.remote(request, address, inbox.number)
+        watch = asyncio.create_task(_watch(call, inbox))
         try:
-            async for messages in reply:
+            while messages := await inbox.read():
                 yield messages
-            ended = True
-        except RayActorError as error:
-            raise ReplicaLost(str(error)) from error
-        except (BackPressureError, DeploymentUnavailableError) as error:
-            raise Overloaded(str(error)) from error
         finally:
-            if not ended:
-                reply.cancel()
+            self._inboxes.close(inbox)
+            if not watch.done():  # the client has left, or the call is about to end
+                call.cancel()
+            watch.cancel()
 
     async def answers(self, request: Asked) -> Sequence[Whole]:
         asked = self._handle.broadcast("answer_whole", request)
-        found = await asked.results_async(timeout_s=_SECONDS_FOR_ALL, return_exceptions=True)
+        try:
+            found = await asked.results_async(timeout_s=_SECONDS_FOR_ALL, return_exceptions=True)
+        except TimeoutError as error:
+            message = f"A replica does not answer within {_SECONDS_FOR_ALL:g} s"
+            raise ApiError(503, message, "ServiceUnavailableError") from error
         return [each for each in found if isinstance(each, Whole)]
+
+
+async def _watch(call: DeploymentResponse, inbox: Inbox) -> None:
+    """Tell the inbox of a call that fails. One that ends well has said so there itself."""
+    try:
+        await call
+    except (BackPressureError, DeploymentUnavailableError) as error:
+        inbox.fail(Overloaded(str(error)))
+    except (RayError, RayServeException) as error:
+        inbox.fail(ReplicaLost(str(error)))
 
 
 def application(told: Told) -> Application:

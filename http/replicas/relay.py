@@ -21,6 +21,7 @@ from paged.http.api.errors import (
 from paged.http.api.streaming import done, named_event
 from paged.http.paths import path_of
 from paged.http.replicas.joined import JOINED, Whole
+from paged.http.replicas.pipes import ReplicaLost
 from paged.http.replicas.request import Asked, asked
 from paged.http.request_ids import EchoRequestId
 
@@ -33,10 +34,6 @@ Messages = AsyncGenerator[Sequence[Message], None]
 _MOST_TRIES = 3
 _SECONDS_TO_RETRY = 5
 _LOST = "The replica that worked on this request has stopped; ask again"
-
-
-class ReplicaLost(RuntimeError):
-    """A replica was gone before its reply was whole."""
 
 
 class CutOff(RuntimeError):

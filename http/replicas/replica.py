@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp, Message, Send
 
 from paged.http.api.service import Models
 from paged.http.cli import parse_serve
@@ -18,7 +18,7 @@ from paged.http.entries import read_entries
 from paged.http.logs import configure_logging, log_stats
 from paged.http.options import ServeOptions
 from paged.http.replicas.joined import Whole
-from paged.http.replicas.relay import Messages
+from paged.http.replicas.pipes import Address, Pipes
 from paged.http.replicas.request import Asked
 from paged.http.serve import make_app, settled, with_key
 from paged.http.server import named_engines
@@ -38,12 +38,12 @@ class Replica:
     """
 
     def __init__(self, flags: Sequence[str], name: str = "") -> None:
-        self._name = name
+        self._name, self._stack = name, ExitStack()
         args = parse_serve(flags)
         options = with_key(read_flags(ServeOptions, args))
         configure_logging(options.uvicorn_log_level, options.log_format)
-        self._stack = ExitStack()
         self._app = settled(partial(_load, args, options), self._stack)
+        self._pipes = Pipes()
         self._logs_stats = not options.disable_log_stats
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -52,15 +52,27 @@ class Replica:
         models: Models = self._app.state.models
         return models
 
-    async def answer(self, request: Asked) -> Messages:
-        """The reply to a request, as it comes. Closing it early ends the request."""
-        async with aclosing(replies(self._app, request)) as pieces:
-            async for messages in pieces:
-                yield messages
+    async def answer(self, request: Asked, router: Address, number: int) -> None:
+        """Send the reply to a router as it comes. Being cancelled ends the request.
+
+        Args:
+            number: of the request there.
+
+        Raises:
+            OSError: the router cannot be reached, or no more.
+        """
+        pipe = await self._pipes.to(router)
+        await respond(self._app, request, partial(pipe.send, number))
+        pipe.end(number)
 
     async def answer_whole(self, request: Asked) -> Whole:
         """The reply to a request that all replicas get."""
-        found = [message async for piece in self.answer(request) for message in piece]
+        found: list[Message] = []
+
+        async def take(message: Message) -> None:
+            found.append(message)
+
+        await respond(self._app, request, take)
         body = b"".join(message.get("body", b"") for message in found[1:])
         return Whole(self._name, found[0]["status"], found[0]["headers"], body)
 
@@ -88,37 +100,21 @@ def _load(args: Any, options: ServeOptions, stack: ExitStack) -> Starlette:
     return make_app(services, options, keeps_responses=False)
 
 
-async def replies(app: ASGIApp, request: Asked) -> Messages:
-    """What an application replies, as it comes; closing this early cancels it."""
-    queue: asyncio.Queue[Message | None] = asyncio.Queue()
+async def respond(app: ASGIApp, request: Asked, send: Send) -> None:
+    """Have an application reply. A bug of its own is logged: its client was told, if it could be.
+
+    Raises:
+        OSError: what `send` raises.
+    """
     body: list[Message] = [{"type": "http.request", "body": request.body, "more_body": False}]
 
     async def receive() -> Message:
-        # The client cannot be seen from here: whoever can closes this generator.
+        # The client cannot be seen from here: whoever can cancels this.
         return body.pop() if body else await asyncio.get_running_loop().create_future()
 
-    async def answer() -> None:
-        try:
-            await app(dict(request.scope), receive, queue.put)
-        except Exception:  # the client has been told, or notices that the reply is not whole
-            logger.exception("%s: a bug", request.scope["path"])
-        finally:
-            queue.put_nowait(None)
-
-    task = asyncio.create_task(answer())
     try:
-        while found := await _those_there(queue):
-            yield found
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def _those_there(queue: asyncio.Queue[Message | None]) -> list[Message]:
-    """At least one message; none at the end."""
-    found = [await queue.get()]
-    while found[-1] is not None and not queue.empty():
-        found.append(queue.get_nowait())
-    if found[-1] is None and len(found) > 1:
-        queue.put_nowait(found.pop())
-    return [message for message in found if message is not None]
+        await app(dict(request.scope), receive, send)
+    except OSError:
+        raise
+    except Exception:
+        logger.exception("%s: a bug", request.scope["path"])

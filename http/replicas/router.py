@@ -24,8 +24,7 @@ class ReplicaRouter(RequestRouter):
 
     def initialize_state(self, policy: Policy) -> None:
         self._router = Router(policy)
-        self._num_tokens: dict[str, int] = {}
-        self._chosen: dict[str, str] = {}  # by request, until it is taken
+        self._num_tokens: dict[str, int] = {}  # of each replica that takes requests
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         told = {_name(each.replica_id): _num_tokens(each) for each in replicas}
@@ -46,15 +45,17 @@ class ReplicaRouter(RequestRouter):
         """The choice, and behind it all others, for when it has no room."""
         known = {_name(each.replica_id): each for each in candidate_replicas}
         among = known.keys() & self._num_tokens.keys()
-        if pending_request is None or not among:
+        if pending_request is None:
             return [candidate_replicas]
         # Else Serve would ask again without a pause while none has room.
         pending_request.routing_context.should_backoff = True
-        pages, request_id = _pages(pending_request), pending_request.metadata.internal_request_id
-        self._take_back(request_id)
+        if not among:
+            return [candidate_replicas]
+        pages = _pages(pending_request)
+        self._take_back(pending_request)
         name = self._router.choose(pages, among)
         self._router.sent(pages, name)
-        self._chosen[request_id] = name
+        pending_request.routing_context.chosen = name
         others = [each for other, each in known.items() if other != name]
         return [[known[name]], others]
 
@@ -62,11 +63,10 @@ class ReplicaRouter(RequestRouter):
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
     ) -> None:
         super().on_request_routed(pending_request, replica_id, result)
-        request_id, name = pending_request.metadata.internal_request_id, _name(replica_id)
-        if self._chosen.get(request_id) != name and name in self._num_tokens:
-            self._take_back(request_id)
+        name = _name(replica_id)
+        if _chosen(pending_request) != name and name in self._num_tokens:
+            self._take_back(pending_request)
             self._router.sent(_pages(pending_request), name)
-        self._chosen.pop(request_id, None)
 
     def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
         super().on_new_queue_len_info(replica_id, num_ongoing_requests)
@@ -81,8 +81,8 @@ class ReplicaRouter(RequestRouter):
         super().on_replica_actor_died(replica_id)
         self._forget(_name(replica_id))
 
-    def _take_back(self, request_id: str) -> None:
-        if (name := self._chosen.pop(request_id, None)) is not None:
+    def _take_back(self, pending_request: PendingRequest) -> None:
+        if name := _chosen(pending_request):
             self._router.ended(name)
 
     def _forget(self, name: str) -> None:
@@ -95,6 +95,11 @@ def _name(replica_id: ReplicaID) -> str:
     return name
 
 
+def _chosen(pending_request: PendingRequest) -> str | None:
+    """The last choice for a request, which is noted where Serve notes how far its own has got."""
+    return getattr(pending_request.routing_context, "chosen", None)
+
+
 def _num_tokens(replica: RunningReplica) -> int:
     stats: dict[str, Any] = replica.routing_stats
     return int(stats.get("num_tokens", _MANY_TOKENS))
@@ -102,6 +107,6 @@ def _num_tokens(replica: RunningReplica) -> int:
 
 def _pages(pending_request: PendingRequest) -> tuple[bytes, ...]:
     """Those of the request that `Replica.answer` is called with."""
-    [request] = pending_request.args
+    request = pending_request.args[0]
     assert isinstance(request, Asked)
     return request.pages

@@ -14,7 +14,7 @@ _ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # nor any other: all of it on the loopback address
 }
 
 
