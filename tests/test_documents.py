@@ -25,6 +25,7 @@ DOCUMENTS = (
     "docs/operations.md",
     "docs/overload.md",
     "docs/planning.md",
+    "docs/ray.md",
     "docs/several_models.md",
     "docs/tensor_parallel.md",
     "docs/threat_model.md",
