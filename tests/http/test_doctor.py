@@ -46,6 +46,8 @@ def test_cards_are_what_the_driver_says() -> None:
     assert cards(driver(told))[0] == H200
     assert [card.index for card in cards(driver(told))] == [0, 1]
     assert cards(lambda arguments: None) == []
+    shared = "0, NVIDIA GB10, 580.95, [N/A], [N/A], 12.1\n"
+    assert cards(driver(shared)) == [Card(0, "NVIDIA GB10", "580.95", 0, 0, "12.1")]
 
 
 def test_a_machine_without_a_gpu_is_no_fault(tmp_path: Path) -> None:
