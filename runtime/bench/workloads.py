@@ -117,7 +117,7 @@ def lognormal_requests(
             f"shortest {min_len}, longest {max_len}"
         )
     rng = np.random.default_rng(seed)
-    lengths = partial(_lognormal_lengths, rng, num_requests, sigma, min_len, max_len)
+    lengths = partial(lognormal_lengths, rng, num_requests, sigma, min_len, max_len)
     inputs, outputs = lengths(input_mean), lengths(output_mean)
     return [_request(ids.draw(rng, i), o) for i, o in zip(inputs, outputs, strict=True)]
 
@@ -247,9 +247,10 @@ def _even_lengths(
     return rng.integers(low, high + 1, size=count).tolist()
 
 
-def _lognormal_lengths(
+def lognormal_lengths(
     rng: np.random.Generator, count: int, sigma: float, shortest: int, longest: int, mean: float
 ) -> list[int]:
+    """Of so many prompts or answers, with this mean before they are clipped."""
     mu = np.log(mean) - sigma * sigma / 2
     lengths = np.rint(rng.lognormal(mu, sigma, count))
     return np.clip(lengths, shortest, longest).astype(int).tolist()
