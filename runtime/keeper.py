@@ -114,8 +114,10 @@ class Keeper:
                 continue
             silence, limit = self.thread.silence, self._limit()
             num_late = num_late + 1 if silence > limit else 0
-            if num_late >= _LOOKS:
-                self.thread.kill(f"no step has finished for {silence:.0f} s; at most {limit:g} may")
+            if num_late == _LOOKS:  # once: what cannot be ended so is not ended by more of it
+                reason = f"no step has finished for {silence:.0f} s; at most {limit:g} may"
+                logger.error("The engine hangs: %s", reason)
+                self.thread.kill(reason)
 
     def _restart(self) -> bool:
         """Start another engine, or try to. Returns False when that is no use."""

@@ -174,7 +174,7 @@ def _prepare(
         logger.warning("%s", cost_report(*counts, memory.weights_on_host, seconds))
     if memory.num_host_pages:
         costs = runner.measure_loads()
-        logger.info("%s", costs.report(memory.bytes_per_page))
+        logger.info("%s", costs.report(memory.bytes_per_host_page))
         scheduling = replace(scheduling, load_costs=costs)
     return runner, scheduling, memory
 
@@ -229,7 +229,7 @@ def open_disk_tier(
         raise _unusable(error) from error
     logger.info(
         "%d pages in %s, which reads %.2f GB/s",
-        *(len(files), folder, runner.shapes.cache.bytes_per_page / files.seconds_per_page / 1e9),
+        *(len(files), folder, runner.shapes.bytes_per_host_page / files.seconds_per_page / 1e9),
     )
     return DiskTier(files, pool, runner, scheduling.windows, scheduling.load_costs)
 
@@ -429,8 +429,7 @@ def _with_host_pages(
         return shapes
     available = available_memory(swap=False)
     available = None if available is None else available - taken
-    on_host = bytes_per_page * shapes.placement.num_devices
-    num_pages = host_pages(wanted, on_host, available)
+    num_pages = host_pages(wanted, shapes.bytes_per_host_page, available)
     transit = min(_TRANSIT, int((budget or 0) * _TRANSIT_SHARE))
     room = max(transit // bytes_per_page, MOST_MOVED)
     return replace(shapes, num_host_pages=num_pages, transit_room=room)

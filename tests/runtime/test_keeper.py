@@ -9,12 +9,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from threading import Event
 
 import pytest
 
 from paged.runtime import keeper as module
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.engine import Engine
+from paged.runtime.engine_thread import Stream
 from paged.runtime.errors import ConfigError, EngineDead, EngineRestarting
 from paged.runtime.keeper import Keeper, Keeping
 from paged.runtime.sampling_params import SamplingParams
@@ -97,6 +99,28 @@ def test_a_step_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 0.5 < time.monotonic() - start < 5
         wait_until(lambda: kept.stats().num_restarts == 1)
         assert ask(kept) == "length"
+
+
+def test_what_cannot_be_ended_is_told_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an engine in this process, or one of another API process."""
+    gate, told = Event(), list[str]()
+
+    def hang() -> None:
+        gate.wait(20)
+
+    core = FakeCore(on_step=hang)
+    monkeypatch.setattr(core, "kill", told.append)
+    keeper = Keeper(Engine(core, front()), lambda: Engine(FakeCore(), front()), Keeping(0.02, 1))
+
+    async def run() -> None:
+        keeper.thread.start(Stream(front().prepare("a", "abc", PARAMS)))
+
+    asyncio.run(run())
+    wait_until(lambda: told)
+    time.sleep(0.3)
+    gate.set()
+    assert len(told) == 1
+    keeper.shutdown()
 
 
 def test_the_first_steps_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
