@@ -85,6 +85,7 @@ class Door(TypedDict, total=False):
     allowed_headers: Sequence[str]
     allow_credentials: bool
     peers: Peers
+    keeps_responses: bool
 
 
 def create_app(
@@ -175,6 +176,7 @@ def create_server(
     allowed_headers: Sequence[str] = ("*",),
     allow_credentials: bool = False,
     peers: Peers = _ALONE,
+    keeps_responses: bool = True,
 ) -> Starlette:
     """An ASGI application that serves models; its `state.models` holds them.
 
@@ -190,8 +192,9 @@ def create_server(
         tells_tokenizer: whether there is /tokenizer_info.
         allowed_origins, allowed_methods, allowed_headers, allow_credentials: what pages of other
             sites may ask of this server from a browser.
-        peers: the other API processes, which have the same models. Responses are kept, for
-            /v1/responses, only where there are none.
+        peers: the other API processes, which have the same models.
+        keeps_responses: whether those of /v1/responses can be asked for again. They never can be
+            where there are peers.
     """
     registry, load = registry_of([service.metrics for service in services]), Load()
     refused = refusals_in(registry)
@@ -226,7 +229,7 @@ def create_server(
         middleware=middleware,
         exception_handlers=dict.fromkeys(_HANDLED, handle_error),
     )
-    responses = None if peers.paths else ResponseStore()
+    responses = ResponseStore() if keeps_responses and not peers.paths else None
     app.state.models = Models(tuple(services), max_body_size, responses, default_timeout)
     app.state.registry = registry
     app.state.load, app.state.refused = load, refused

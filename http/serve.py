@@ -37,6 +37,7 @@ from paged.http.start import check_all_make_text, running
 from paged.runtime.ending import LONGEST_SAVING
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import read_flags
+from paged.runtime.hints import KEY_VARIABLES, unread_variables
 from paged.runtime.wire import Channel
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ _OBJECTS_BETWEEN_COLLECTIONS = 20_000
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; returns the exit status, 1 if an engine died."""
-    options = _with_key(read_flags(ServeOptions, args))
+    options = with_key(read_flags(ServeOptions, args))
     _check_metrics_key(options)
     entries = read_entries(args)
     configure_logging(options.uvicorn_log_level, options.log_format)
@@ -91,9 +92,17 @@ def _seconds_to_save(entries: Sequence[Entry]) -> float:
 
 
 def make_app(
-    services: Sequence[AnyService], options: ServeOptions, peers: Peers | None = None
+    services: Sequence[AnyService],
+    options: ServeOptions,
+    peers: Peers | None = None,
+    *,
+    keeps_responses: bool = True,
 ) -> Starlette:
-    """The application that the options describe, one of several if it has peers."""
+    """The application that the options describe, one of several if it has peers.
+
+    Args:
+        keeps_responses: see `create_server`.
+    """
     return create_server(
         services,
         api_keys=options.api_key,
@@ -109,6 +118,7 @@ def make_app(
         allowed_headers=options.allowed_headers,
         allow_credentials=options.allow_credentials,
         peers=peers or Peers(),
+        keeps_responses=keeps_responses,
     )
 
 
@@ -118,10 +128,10 @@ def _allow_many_connections() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _with_key(options: ServeOptions) -> ServeOptions:
+def with_key(options: ServeOptions) -> ServeOptions:
     """Options with the key in the environment, unless they have keys of their own."""
-    keys = options.api_key or tuple(filter(None, [os.getenv("PAGED_API_KEY")]))
-    return replace(options, api_key=keys)
+    found = next(filter(None, map(os.getenv, KEY_VARIABLES)), None)
+    return replace(options, api_key=options.api_key or tuple(filter(None, [found])))
 
 
 def _check_metrics_key(options: ServeOptions) -> None:
@@ -149,7 +159,7 @@ def serve(
     gate = Gate()
     config = server_config(gate, options)
     server = Server(config, gate, options, listener, first)
-    opening = Opening(partial(_settled, load), gate)
+    opening = Opening(partial(settled, load), gate)
     try:
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(server.run_with(opening))
@@ -172,7 +182,7 @@ def leave(status: int | None) -> int:
     return status
 
 
-def _settled(load: Callable[[ExitStack], Opened], stack: ExitStack) -> Opened:
+def settled[T](load: Callable[[ExitStack], T], stack: ExitStack) -> T:
     """What is opened, and the garbage collector told that it is here to stay."""
     opened = load(stack)
     # A walk over all that start-up made would stop every stream for tenths of a second.
@@ -221,5 +231,7 @@ def _check_certificates(options: ServeOptions) -> None:
 
 
 def _note_ignored(args: argparse.Namespace) -> None:
+    for line in unread_variables(os.environ):
+        logger.warning(line)
     if args.disable_log_requests:
         logger.warning("--disable-log-requests has no effect: requests are not logged by default")

@@ -164,7 +164,10 @@ class Server(uvicorn.Server):
         try:
             # Shielded: a server that stops meanwhile must not make the loading look ended.
             opened = await asyncio.shield(asyncio.wrap_future(opening.opened))
-        except Exception as error:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            # An interrupt too: what leaves a task would stop the loop before its doors are closed.
             self.failure, self.should_exit = error, True
             return
         if opened.private is not None:
@@ -176,7 +179,7 @@ class Server(uvicorn.Server):
             self._first.send(IsReady())
             return
         if not self._options.disable_log_stats:
-            for each in _logged(opened.models):
+            for each in named_engines(opened.models):
                 self._begin(log_stats(*each))
         names = ", ".join(service.model_name for service in opened.models)
         sys.stdout.write(f"Ready: {names} at {where(self._listener, self._options)}\n")
@@ -248,7 +251,7 @@ class Server(uvicorn.Server):
         task.add_done_callback(self._tasks.discard)
 
 
-def _logged(models: Models) -> Iterator[tuple[AnyEngine, str]]:
+def named_engines(models: Models) -> Iterator[tuple[AnyEngine, str]]:
     """Engines with what their lines call them: numbers, and names where there are several."""
     for number, service in enumerate(models):
         name = f" ({service.model_name})" if len(models.services) > 1 else ""

@@ -21,6 +21,7 @@ from paged.http.app import create_app
 from paged.http.cli import parse
 from paged.http.options import ServeOptions
 from paged.http.paths import PROBES
+from paged.http.replicas.options import read_args
 from paged.http.server import TIME_TO_LEAVE
 from paged.runtime.flags import read_flags
 from tests.http.fakes import FakeEngine, serving
@@ -72,6 +73,42 @@ def test_kubectl_reads_it() -> None:
     kinds = [each["kind"] for each in yaml.safe_load_all(text)]
     assert sorted(kinds) == ["Deployment", "PersistentVolumeClaim", "Service"]
     assert "image: paged:latest" in text
+
+
+def test_ray_service() -> None:
+    found = documents("ray/rayservice.yaml")
+    spec = found["RayService"]["spec"]
+    cluster, config = spec["rayClusterConfig"], yaml.safe_load(spec["serveConfigV2"])
+    [workers] = cluster["workerGroupSpecs"]
+    pod = workers["template"]["spec"]
+    [container], [application] = pod["containers"], config["applications"]
+    told = read_args(application["args"])
+    assert pod["terminationGracePeriodSeconds"] > leaves_in(told.server)
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == told.gpus
+    assert (workers["minReplicas"], workers["maxReplicas"]) == (
+        told.options.num_replicas,
+        told.options.max_replicas,
+    )
+    assert config["http_options"]["port"] in [each["containerPort"] for each in container["ports"]]
+    [volume] = pod["volumes"]
+    claimed = found["PersistentVolumeClaim"]["metadata"]["name"]
+    assert volume["persistentVolumeClaim"]["claimName"] == claimed
+    constraints = (DEPLOY.parent / "constraints.txt").read_text()
+    assert f"\nray=={cluster['rayVersion']}\n" in constraints
+
+
+def test_the_file_for_ray_serve() -> None:
+    config = yaml.safe_load((DEPLOY / "ray/serve.yaml").read_text())
+    [application] = config["applications"]
+    options = read_args(application["args"]).options
+    [replica] = application["deployments"]
+    scaling = replica["autoscaling_config"]
+    assert (scaling["min_replicas"], scaling["max_replicas"]) == (
+        options.num_replicas,
+        options.max_replicas,
+    )
+    assert config["http_options"]["keep_alive_timeout_s"] > ServeOptions.timeout_keep_alive
 
 
 def test_compose() -> None:

@@ -163,6 +163,22 @@ def test_a_signal_while_this_process_loads_waits_for_nothing(
     assert left == [options]
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ConfigError])
+def test_whatever_ends_the_loading_the_doors_are_closed(error: type[BaseException]) -> None:
+    """A loop that is closed while its server listens warns, and here a warning is an error that
+    leaves uvloop waiting for ever.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def load(stack: ExitStack) -> Opened:
+            assert httpx2.get(f"http://127.0.0.1:{port}/health").status_code == 503
+            raise error
+
+        with pytest.raises(error):
+            serve.serve(load, listener, ServeOptions())
+
+
 def test_a_signal_leaves_no_socket_behind(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "paged.sock"
     with starting(model, tmp_path, "--load-format=dummy", f"--uds={path}") as server:
