@@ -47,6 +47,11 @@ class MemoryPlan:
     num_devices: int = 1
 
     @property
+    def bytes_per_host_page(self) -> int:
+        """Of what all devices keep in a page."""
+        return self.bytes_per_page * self.num_devices
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the longest sequences that fit in the pages at once.
 
@@ -92,7 +97,7 @@ class MemoryPlan:
         if self.weights_on_host:
             lines.append(f"Weights in host memory: {size_text(self.weights_on_host)}")
         if self.num_host_pages:
-            host = size_text(self.num_host_pages * self.bytes_per_page * self.num_devices)
+            host = size_text(self.num_host_pages * self.bytes_per_host_page)
             lines.append(f"Host KV cache size: {self.num_host_tokens:,} tokens ({host})")
         return "\n".join(lines)
 
