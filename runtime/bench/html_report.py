@@ -35,7 +35,7 @@ h2 { font-size: 16px; margin: 28px 0 8px }
 p { margin: 4px 0; color: var(--quiet); overflow-wrap: anywhere }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 12px 0; padding: 0;
   list-style: none; font-size: 14px }
-.legend svg, td svg { width: 26px; height: 10px; margin-right: 7px; vertical-align: baseline }
+.legend svg, td svg { width: 34px; height: 10px; margin-right: 7px; vertical-align: baseline }
 .plots { display: grid; gap: 14px;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 350px), 1fr)) }
 figure, .card { margin: 0; background: var(--card); border: 1px solid var(--line);

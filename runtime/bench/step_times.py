@@ -14,10 +14,10 @@ from tqdm import tqdm
 from paged.models.loading import ModelSource
 from paged.runtime.about import StartClock
 from paged.runtime.bench.ceilings import measure_ceilings
-from paged.runtime.bench.offline import config_of, device_name
+from paged.runtime.bench.offline import config_of, result_here
 from paged.runtime.bench.options import StepOptions
 from paged.runtime.bench.publish import publish
-from paged.runtime.bench.results import BenchResult, Ceilings, StepTime, now
+from paged.runtime.bench.results import BenchResult, Ceilings, StepTime
 from paged.runtime.bench.step_work import ModelWork
 from paged.runtime.bench.tables import steps_table
 from paged.runtime.buckets import Bucket
@@ -72,15 +72,7 @@ def measure_steps(config: EngineConfig, options: StepOptions) -> BenchResult:
         steps = tuple(_measure(runner, source, ceilings, cases, options))
     finally:
         runner.close()
-    return BenchResult(
-        command="steps",
-        date=now(),
-        model=source.name,
-        device=device_name(),
-        label=options.label or "",
-        steps=steps,
-        ceilings=ceilings,
-    )
+    return replace(result_here("steps", source.name, options), steps=steps, ceilings=ceilings)
 
 
 def step_lines(result: BenchResult) -> Iterator[str]:
