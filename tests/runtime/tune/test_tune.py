@@ -58,7 +58,7 @@ def folder(tune: Tune, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_flags_are_a_file_that_serve_reads(folder: Path) -> None:
     args = parse(["serve", "--config", str(folder / "flags.yaml")])
-    assert (args.max_num_seqs, args.max_num_batched_tokens) == (2, 64)
+    assert (args.max_num_seqs, args.max_num_batched_tokens) == (2, 32)
     assert args.kv_cache_memory_bytes == 2**20
     assert Path(args.model, "config.json").exists()
 
