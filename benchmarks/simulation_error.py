@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, inst
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.bench.engine_load import run_workload
 from paged.runtime.bench.load import arrival_times
-from paged.runtime.bench.options import LoadOptions, StepOptions
+from paged.runtime.bench.options import ArrivalOptions, StepOptions
 from paged.runtime.bench.results import RunResult
 from paged.runtime.bench.step_times import measure_steps
 from paged.runtime.bench.workloads import (
@@ -178,7 +178,8 @@ def comparisons(number: int, args: argparse.Namespace) -> Iterator[Comparison]:
         rate = run_workload(engine, everything, empty_cache=True).requests_per_second
         for load in map(float, args.loads.split(",")):
             requests = workload(args.requests, 1000 * number + round(100 * load), vocab_size)
-            times = arrival_times(args.requests, LoadOptions(request_rate=rate * load, seed=number))
+            options = ArrivalOptions(request_rate=rate * load)
+            times = arrival_times(args.requests, options, number)
             both = zip(requests, times.tolist(), strict=True)
             requests = [replace(request, arrival=at) for request, at in both]
             with recorded_steps() as ran:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import uvloop
@@ -16,7 +17,8 @@ from paged.runtime.bench.metrics import RequestRecord, ServeSummary
 from paged.runtime.bench.offline import EngineMeter
 from paged.runtime.bench.results import RunResult, Value
 from paged.runtime.bench.run_results import run_result
-from paged.runtime.bench.workloads import BenchRequest
+from paged.runtime.bench.workloads import BenchRequest, reversed_prompt
+from paged.runtime.config import EngineConfig
 from paged.runtime.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -41,6 +43,7 @@ def run_workload(
     goals: Mapping[str, float] | None = None,
     ignore_eos: bool = True,
     settings: Mapping[str, Value] | None = None,
+    num_warmups: int = 0,
     empty_cache: bool = False,
     progress: bool = False,
 ) -> RunResult:
@@ -63,6 +66,8 @@ def run_workload(
         goals: limits in milliseconds of ttft, tpot or e2el, for the goodput.
         ignore_eos: generate all tokens asked for, whatever the model says.
         settings: what to keep beside the figures.
+        num_warmups: requests sent before and not counted, their prompts turned round: programs and
+            pages are slower the first time that they are used.
         empty_cache: forget first what earlier runs left in the prefix cache.
         progress: show a bar.
 
@@ -76,10 +81,13 @@ def run_workload(
     """
     if not requests:
         raise ConfigError("A workload needs at least one request")
+    send = partial(_stream, engine, ignore_eos)
+    if num_warmups > 0:
+        chosen = [reversed_prompt(each) for each in requests[:: -(-len(requests) // num_warmups)]]
+        _run(chosen, [0.0] * len(chosen), send, max_concurrency, lambda: None)
     if empty_cache:
         uvloop.run(_empty_cache(engine))
     times = [each.arrival for each in requests] if times is None else times
-    send = partial(_stream, engine, ignore_eos)
     with (
         tqdm(total=len(requests), desc=name, disable=not progress, unit="req") as bar,
         EngineMeter(engine.stats) as meter,
@@ -89,6 +97,16 @@ def run_workload(
         summary.records, summary.duration, tuple((goals or {}).items()), summary.client_seconds
     )
     return run_result(summary, name, settings=settings, engine=meter.report)
+
+
+@contextmanager
+def running_engine(config: EngineConfig) -> Iterator[AsyncEngine]:
+    """An engine in this process, shut down at the end. Raises ConfigError."""
+    engine = AsyncEngine.from_config(config)
+    try:
+        yield engine
+    finally:
+        engine.shutdown()
 
 
 async def _empty_cache(engine: AsyncEngine) -> None:
@@ -128,6 +146,8 @@ async def _stream(engine: AsyncEngine, ignore_eos: bool, request: BenchRequest) 
         ignore_eos=ignore_eos,
         output_kind=RequestOutputKind.DELTA,
     )
+    # An engine that serves in order of arrival takes no other priority.
+    priority = 0 if engine.config.scheduling_policy == "fcfs" else request.priority
     record = RequestRecord(
         start=time.perf_counter(),
         num_input_tokens=request.num_input_tokens,
@@ -135,7 +155,7 @@ async def _stream(engine: AsyncEngine, ignore_eos: bool, request: BenchRequest) 
         kind=request.kind,
     )
     try:
-        async for output in engine.generate(request.prompt, params, priority=request.priority):
+        async for output in engine.generate(request.prompt, params, priority=priority):
             _note(record, output)
     except _REFUSALS as error:
         record.error = f"{type(error).__name__}: {error}"

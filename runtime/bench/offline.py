@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Self
 
+import jax
 from tqdm import tqdm
 
 from paged.models.loading import ModelSource
 from paged.runtime.async_engine import AsyncEngine
-from paged.runtime.bench.results import EngineReport
+from paged.runtime.bench.options import OutputOptions
+from paged.runtime.bench.results import BenchResult, EngineReport, RunResult, now
 from paged.runtime.config import EngineConfig, flags
 from paged.runtime.engine import find_model
 from paged.runtime.front import Prompt
@@ -45,21 +44,6 @@ class StartedEngine:
     generate: Generate
     stats: Callable[[], EngineStats]
     start_seconds: float
-
-
-class Report(Protocol):
-    """The result of an offline benchmark, for people and for programs."""
-
-    def lines(self) -> Iterator[str]: ...
-    def as_json(self) -> dict[str, Any]: ...
-
-
-def publish(report: Report, output_json: str | None) -> None:
-    """Print a report, and write it to a file if one is named."""
-    for line in report.lines():
-        sys.stdout.write(line + "\n")
-    if output_json:
-        Path(output_json).write_text(json.dumps(report.as_json(), indent=2) + "\n")
 
 
 class EngineMeter:
@@ -105,6 +89,20 @@ def config_of(args: argparse.Namespace) -> EngineConfig:
     """The engine flags among parsed arguments."""
     values = {flag.name: getattr(args, flag.name) for flag in flags()}
     return EngineConfig(**values | {"seed": values["seed"] or 0})
+
+
+def result_here(
+    command: str, model: str, options: OutputOptions, runs: Sequence[RunResult] = ()
+) -> BenchResult:
+    """What a command has found just now on the device of this process."""
+    return BenchResult(
+        command=command,
+        date=now(),
+        model=model,
+        device=str(jax.devices()[0].device_kind),
+        label=options.label or "",
+        runs=tuple(runs),
+    )
 
 
 def without_weights(config: EngineConfig) -> ModelSource:

@@ -13,6 +13,7 @@ from paged.runtime.bench.workloads import (
     baseline_requests,
     lognormal_requests,
     prefix_repetition_requests,
+    prefix_tree_requests,
     random_requests,
 )
 from paged.runtime.errors import ConfigError
@@ -73,6 +74,17 @@ def _generated(
             prefix_len=options.prefix_repetition_prefix_len,
             suffix_len=options.prefix_repetition_suffix_len,
             output_len=options.output_len or options.prefix_repetition_output_len,
+        )
+    if options.dataset_name == "prefix_tree":
+        return prefix_tree_requests(
+            num_requests,
+            seed=seed,
+            ids=ids,
+            depth=options.prefix_tree_depth,
+            branching=options.prefix_tree_branching,
+            level_len=options.prefix_tree_level_len,
+            suffix_len=options.prefix_tree_suffix_len,
+            output_len=options.output_len or options.prefix_tree_output_len,
         )
     return random_requests(
         num_requests,

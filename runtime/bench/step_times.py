@@ -7,19 +7,20 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import jax
 import numpy as np
 from tqdm import tqdm
 
+from paged.models.config import resolve_dtype
 from paged.models.loading import ModelSource
 from paged.runtime.about import StartClock
 from paged.runtime.bench.ceilings import measure_ceilings
-from paged.runtime.bench.offline import config_of, publish
+from paged.runtime.bench.offline import config_of, result_here
 from paged.runtime.bench.options import StepOptions
-from paged.runtime.bench.results import BenchResult, Ceilings, StepTime, as_json, now
+from paged.runtime.bench.publish import publish
+from paged.runtime.bench.results import BenchResult, Ceilings, StepTime
 from paged.runtime.bench.step_work import ModelWork
+from paged.runtime.bench.tables import steps_table
 from paged.runtime.buckets import Bucket
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import find_model
@@ -30,7 +31,7 @@ from paged.runtime.runner import SlotRequest, StepRunner
 from paged.runtime.sampling_params import SamplingParams
 from paged.runtime.sequence import Sequence as Running
 from paged.runtime.sequence import SequenceLimits
-from paged.runtime.setup import prepare
+from paged.runtime.setup import claim_devices, prepare
 from paged.runtime.steps import StepShapes
 
 # Steps that are enqueued before the last is waited for, as an engine enqueues them ahead.
@@ -47,35 +48,6 @@ class Case:
     context: int
 
 
-@dataclass(frozen=True)
-class StepReport:
-    """The steps of an engine, for people and for programs."""
-
-    result: BenchResult
-
-    def lines(self) -> Iterator[str]:
-        ceilings = self.result.ceilings
-        assert ceilings is not None, "steps are measured with the device's ceilings"
-        yield (
-            f"{self.result.device}: reads {ceilings.bytes_per_second / 1e9:.1f} GB/s, multiplies "
-            f"{ceilings.flops_per_second / 1e9:.1f} GFLOP/s"
-        )
-        yield (
-            f"{'step':<12}{'rows':>6}{'context':>9}{'ms':>11}{'tokens/s':>11}{'MB':>11}"
-            f"{'GFLOP':>11}{'bandwidth':>11}{'matmul':>8}"
-        )
-        for step in self.result.steps:
-            yield (
-                f"{step.bucket:<12}{step.rows:>6}{step.context_tokens:>9}{step.ms:>11.3f}"
-                f"{1e3 * step.num_tokens / step.ms:>11,.0f}{step.bytes / 1e6:>11,.1f}"
-                f"{step.flops / 1e9:>11,.2f}{step.bandwidth_fraction:>11.0%}"
-                f"{step.flops_fraction:>8.0%}"
-            )
-
-    def as_json(self) -> dict[str, Any]:
-        return as_json(self.result)
-
-
 def run_steps(args: argparse.Namespace) -> int:
     """Returns 0.
 
@@ -83,31 +55,37 @@ def run_steps(args: argparse.Namespace) -> int:
         ConfigError: the engine cannot be made as asked, or no step is of a bucket that is named.
     """
     options = read_flags(StepOptions, args)
-    publish(StepReport(measure_steps(config_of(args), options)), options.output_json)
+    result = measure_steps(config_of(args), options)
+    publish(step_lines(result), result, options)
     return 0
 
 
 def measure_steps(config: EngineConfig, options: StepOptions) -> BenchResult:
     """Start the device side of an engine, and time its steps. Raises ConfigError."""
     source = find_model(config)
+    # Before the pages take the device's memory.
+    device = claim_devices(config)[0]
+    ceilings = measure_ceilings(resolve_dtype(config.dtype, source.config, device.platform))
     runner, _, _ = prepare(config, source, StartClock(), progress=not options.disable_tqdm)
     try:
-        ceilings = measure_ceilings(runner.dtype)
         cases = list(_cases(runner.shapes, options))
         if not cases:
-            known = ", ".join(bucket.name for bucket in runner.shapes.buckets.all())
-            raise ConfigError(f"No step is of --buckets {' '.join(options.buckets)}: {known} are")
+            raise ConfigError(_nothing_left(runner.shapes, options))
         steps = tuple(_measure(runner, source, ceilings, cases, options))
     finally:
         runner.close()
-    return BenchResult(
-        command="steps",
-        date=now(),
-        model=source.name,
-        device=jax.devices()[0].device_kind,
-        steps=steps,
-        ceilings=ceilings,
+    return replace(result_here("steps", source.name, options), steps=steps, ceilings=ceilings)
+
+
+def step_lines(result: BenchResult) -> Iterator[str]:
+    """What is printed of steps."""
+    ceilings = result.ceilings
+    assert ceilings is not None, "steps are measured with the device's ceilings"
+    yield (
+        f"{result.device}: reads {ceilings.bytes_per_second / 1e9:.1f} GB/s, multiplies "
+        f"{ceilings.flops_per_second / 1e9:.1f} GFLOP/s"
     )
+    yield from steps_table("", result.steps).lines()
 
 
 def _cases(shapes: StepShapes, options: StepOptions) -> Iterator[Case]:
@@ -120,6 +98,16 @@ def _cases(shapes: StepShapes, options: StepOptions) -> Iterator[Case]:
                 case = Case(bucket, lengths, context)
                 if _pages(case, shapes) * len(shapes.cache.windows) < shapes.cache.num_pages:
                     yield case
+
+
+def _nothing_left(shapes: StepShapes, options: StepOptions) -> str:
+    names = " ".join(options.buckets) or "all"
+    contexts = " ".join(map(str, options.contexts))
+    known = ", ".join(bucket.name for bucket in shapes.buckets.all())
+    return (
+        f"No step is left by --buckets {names} and --contexts {contexts}: there are {known}, and "
+        f"sequences of {shapes.max_model_len} tokens at most"
+    )
 
 
 def _rows(bucket: Bucket, context: int, max_model_len: int) -> Iterator[tuple[int, ...]]:

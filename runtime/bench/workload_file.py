@@ -6,7 +6,7 @@
 
 `prompt` is text or token ids. Where only a length is known, `input_tokens` stands in its place, and
 random ids are drawn, seeded. `arrival` is in seconds after the start (0 if absent), `kind` groups
-requests in reports, a lower `priority` goes first under that policy.
+requests in reports, a lower `priority` goes first under the policies that know any.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ prefix with the first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -149,6 +149,48 @@ def prefix_repetition_requests(
     return [_request(prefixes[turn] + ids.draw(rng, suffix_len), output_len) for turn in turns]
 
 
+def prefix_tree_requests(
+    num_requests: int,
+    *,
+    seed: int,
+    ids: IdRange,
+    depth: int,
+    branching: int,
+    level_len: int,
+    suffix_len: int,
+    output_len: int,
+) -> list[BenchRequest]:
+    """Each prompt goes down a random way in a tree of prefixes, and ends in a suffix of its own.
+
+    A level of the tree has `branching` times as many prefixes as the one above it, which are each
+    `level_len` tokens longer.
+
+    Raises:
+        ConfigError: a number below 1.
+    """
+    sizes = {
+        "depth": depth,
+        "branching": branching,
+        "level_len": level_len,
+        "suffix_len": suffix_len,
+        "output_len": output_len,
+    }
+    if min(sizes.values()) < 1:
+        raise ConfigError(f"A tree of prefixes needs numbers of at least 1, got {sizes}")
+    rng = np.random.default_rng(seed)
+    levels: dict[tuple[int, ...], list[int]] = {}
+    requests = []
+    for _ in range(num_requests):
+        way = tuple(rng.integers(branching, size=depth).tolist())
+        prompt: list[int] = []
+        for place in (way[: level + 1] for level in range(depth)):
+            if place not in levels:
+                levels[place] = ids.draw(rng, level_len)
+            prompt += levels[place]
+        requests.append(_request(prompt + ids.draw(rng, suffix_len), output_len))
+    return requests
+
+
 def baseline_requests(
     name: str, num_requests: int | None, *, seed: int | None, ids: IdRange
 ) -> list[BenchRequest]:
@@ -181,6 +223,13 @@ def baseline_requests(
         ids=ids,
         prefix_len=baseline.prefix_len,
     )
+
+
+def reversed_prompt(request: BenchRequest) -> BenchRequest:
+    """The same work, but nothing that a prefix cache could keep for the request itself."""
+    prompt = request.prompt
+    turned = " ".join(reversed(prompt.split())) if isinstance(prompt, str) else prompt[::-1]
+    return replace(request, prompt=turned)
 
 
 def _request(prompt: list[int], num_output_tokens: int) -> BenchRequest:

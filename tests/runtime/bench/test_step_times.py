@@ -45,8 +45,9 @@ def test_rows_of_a_step() -> None:
 def test_every_step_is_timed(
     bench: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "steps.json"
-    bench("steps", "--contexts", "0", "100", "400", "600", "--num-iters=2", "--output-json", path)
+    path, page = tmp_path / "steps.json", tmp_path / "steps.html"
+    files = ("--output-json", path, "--html", page)
+    bench("steps", "--contexts", "0", "100", "400", "600", "--num-iters=2", *files)
     result = read_result(path)
     assert result.ceilings is not None
     found = {(each.bucket, each.rows, each.context_tokens): each for each in result.steps}
@@ -63,6 +64,7 @@ def test_every_step_is_timed(
     weights = 4 * (2 * (layer + 2 * 64) + 64 * 300)
     assert found["decode_2", 2, 100].bytes == weights + 2 * 101 * 2 * (2 * 2 * 16 * 4)
     assert "decode_2" in capsys.readouterr().out
+    assert "Time of a step, decode" in page.read_text()
 
 
 def test_a_bucket_that_is_not_there_is_named(
@@ -70,9 +72,9 @@ def test_a_bucket_that_is_not_there_is_named(
 ) -> None:
     with pytest.raises(AssertionError):
         bench("steps", "--buckets", "decode_3")
-    assert (
-        "No step is of --buckets decode_3: mixed_64, mixed_16, decode_2" in capsys.readouterr().err
-    )
+    told = capsys.readouterr().err
+    assert "--buckets decode_3 and --contexts 0 128 512" in told
+    assert "there are mixed_64, mixed_16, decode_2, decode_1, and sequences of 512" in told
 
 
 def test_contexts_are_whole_numbers(capsys: pytest.CaptureFixture[str]) -> None:

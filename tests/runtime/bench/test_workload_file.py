@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paged.runtime.bench.load import moments
-from paged.runtime.bench.options import LoadOptions
+from paged.runtime.bench.options import ArrivalOptions
 from paged.runtime.bench.workload_file import read_log, read_workload, write_workload
 from paged.runtime.bench.workloads import BenchRequest, IdRange
 from paged.runtime.errors import ConfigError
@@ -85,7 +85,7 @@ def test_a_log_without_requests_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_requests_come_when_their_file_says_unless_there_is_a_rate() -> None:
-    assert moments(REQUESTS, LoadOptions()).tolist() == [0.25, 1.5, 0.0]
-    rated = moments(REQUESTS, LoadOptions(request_rate=3.0))
+    assert moments(REQUESTS, ArrivalOptions(), 0).tolist() == [0.25, 1.5, 0.0]
+    rated = moments(REQUESTS, ArrivalOptions(request_rate=3.0), 0)
     assert rated[-1] == pytest.approx(1.0)
     assert np.all(np.diff(rated) >= 0)
