@@ -9,7 +9,7 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -191,6 +191,17 @@ _COMMANDS = {
     ),
     "convert": _Command("make a model load faster", "paged.http.convert:run", _add_convert),
 }
+
+
+def parsers() -> Iterator[argparse.ArgumentParser]:
+    """What reads each command, and each kind of those that have several."""
+    for name, command in _COMMANDS.items():
+        parser = _Parser(prog=f"paged {name}")
+        command.add_arguments(parser)
+        kinds = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+        yield from [kind for each in kinds for kind in each.choices.values()] or [parser]
+
+
 # What others call them.
 _OTHER_COMMANDS = {"complete": "generate", "profile": "bench profile"}
 

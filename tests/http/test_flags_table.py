@@ -313,7 +313,7 @@ def test_flags_that_are_refused(capsys: Capture) -> None:
 
 
 def test_what_hints_name_is_there() -> None:
-    texts = [*hints._FLAGS.values(), *hints._VARIABLES.values()]
+    texts = [*hints.FLAGS.values(), *hints.VARIABLES.values()]
     named = {name for text in texts for name in re.findall(r"(?<![\w-])--[a-z][\w-]*", text)}
     fields = {name for kind in OPTIONS for name in kind.__dataclass_fields__}
     others = {spelling for kind in OPTIONS for spelling in _spellings(kind)}
