@@ -105,8 +105,9 @@ def test_an_extra_that_is_not_there_is_refused() -> None:
 
 
 def test_python_compiles_and_its_names_are_there() -> None:
-    for page, block in [(page, block) for page in DOCUMENTS for block in blocks(page, "python")]:
-        compile(block, page, "exec")
+    shown = [(name, block) for name in DOCUMENTS for block in blocks(name, "python")]
+    for document, block in shown:
+        compile(block, document, "exec")
         for names in re.findall(r"from paged import (.*)", block):
             assert [name for name in names.split(", ") if not hasattr(paged, name)] == []
 
