@@ -1,4 +1,4 @@
-"""The command line: `paged serve`, `generate`, `chat`, `bench`, `convert`, `hash-key`.
+"""The command line: `paged serve`, `generate`, `chat`, `bench`, `plan`, `doctor`, `convert`, ...
 
 Arguments are parsed before JAX or transformers are imported, so that help and mistakes are instant.
 """
@@ -28,6 +28,7 @@ from paged.http.config_file import (
 from paged.http.options import (
     ALWAYS_ON,
     ConvertOptions,
+    DoctorOptions,
     HashKeyOptions,
     ModelOptions,
     SamplingOptions,
@@ -68,7 +69,7 @@ class _Parser(argparse.ArgumentParser):
         namespace, unknown = super().parse_known_args(args, namespace)
         self._refuse(unknown)
         if lists:
-            namespace.models = _models(namespace, models, [*flags_of(values), *args])
+            namespace.models = self._models(namespace, models, [*flags_of(values), *args])
         return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
@@ -89,6 +90,29 @@ class _Parser(argparse.ArgumentParser):
         if unknown:
             self.error(f"unknown {_explained(unknown[0], _FLAG.findall(self.format_help()))}")
 
+    def _models(
+        self, shared: argparse.Namespace, models: Any, given: Sequence[str]
+    ) -> list[argparse.Namespace]:
+        """The arguments of each model in a list: what is shared, and over it what is its own."""
+        entries = check_models(models)
+        own = [*given, *(["--model"] if shared.model_argument is not None else [])]
+        check_shared(own, len(entries))
+        parsed = []
+        for number, entry in enumerate(entries):
+            parser = type(self)(prog=f"paged serve: {MODELS}[{number}]", add_help=False)
+            _add_model_flags(parser)
+            # None where the entry does not say it: each of several models must.
+            values = vars(shared) | {"gpu_memory_utilization": None}
+            parsed.append(parser.parse_args(flags_of(entry), argparse.Namespace(**values)))
+        return parsed
+
+
+class _Reader(_Parser):
+    """The same for arguments that come from a program: a mistake is an error that it may catch."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
 
 def _explained(argument: str, known: Sequence[str]) -> str:
     """An argument that is not known, with what may have been meant."""
@@ -98,23 +122,6 @@ def _explained(argument: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     hint = flag_hint(name) or (f"did you mean {close[0]}?" if close else None)
     return f"flag {name}" + (f": {hint}" if hint else "")
-
-
-def _models(
-    shared: argparse.Namespace, models: Any, given: Sequence[str]
-) -> list[argparse.Namespace]:
-    """The arguments of each model in a list: what is shared, and over it what is its own."""
-    entries = check_models(models)
-    own = [*given, *(["--model"] if shared.model_argument is not None else [])]
-    check_shared(own, len(entries))
-    parsed = []
-    for number, entry in enumerate(entries):
-        parser = _Parser(prog=f"paged serve: {MODELS}[{number}]", add_help=False)
-        _add_model_flags(parser)
-        # None where the entry does not say it: each of several models must.
-        values = vars(shared) | {"gpu_memory_utilization": None}
-        parsed.append(parser.parse_args(flags_of(entry), argparse.Namespace(**values)))
-    return parsed
 
 
 @dataclass(frozen=True)
@@ -140,9 +147,19 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(models=[])
     add_flags(parser, ServeOptions, "server")
     add_flags(parser, ModelOptions, "answers")
+    _add_flags_without_effect(parser)
+    add_engine_flags(parser)
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, DoctorOptions, "doctor")
+    add_engine_flags(parser)
+    _add_door_flags(parser)
+
+
+def _add_flags_without_effect(parser: argparse.ArgumentParser) -> None:
     for flag in ("--disable-log-requests", *ALWAYS_ON):
         parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
-    add_engine_flags(parser)
 
 
 def _add_model_flags(parser: argparse.ArgumentParser) -> None:
@@ -171,6 +188,44 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser, add_engine_flags)
 
 
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    from paged.runtime.planning.options import PlanOptions
+
+    add_flags(parser, PlanOptions, "plan")
+    add_engine_flags(parser)
+    _add_door_flags(parser)
+
+
+def _add_door_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `paged serve` that say nothing about the engine: a command line of it is taken
+    as it is, with another word in front."""
+    doors = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_flags(doors, ServeOptions, "server")
+    add_flags(doors, ModelOptions, "model")
+    _add_flags_without_effect(doors)
+    for action in doors._actions:
+        action.help = argparse.SUPPRESS
+        parser._add_action(action)
+
+
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    from paged.runtime.simulation import options
+
+    parser.usage = "%(prog)s [flags]"
+    add_flags(parser, options.FleetOptions, "fleet")
+    add_flags(parser, options.EngineOptions, "engine")
+    add_flags(parser, options.TraceOptions, "trace")
+    add_flags(parser, options.ScalingOptions, "scaling")
+    add_flags(parser, options.OutputOptions, "output")
+
+
+def _add_tune(parser: argparse.ArgumentParser) -> None:
+    from paged.runtime.tune.options import TuneOptions
+
+    add_flags(parser, TuneOptions, "tuning")
+    add_engine_flags(parser)
+
+
 def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="Folder, GGUF file or hub id of the model.")
     parser.add_argument("out", metavar="OUT", help="Folder to make; `paged serve OUT` serves it.")
@@ -186,6 +241,16 @@ _COMMANDS = {
     "generate": _Command("continue prompts", "paged.http.terminal:generate", _add_generate),
     "chat": _Command("talk to a model", "paged.http.terminal:chat", _add_chat),
     "bench": _Command("measure speed", "paged.runtime.bench.arguments:run", _add_bench),
+    "plan": _Command(
+        "tell what fits a GPU, and how fast it is", "paged.runtime.planning.command:run", _add_plan
+    ),
+    "doctor": _Command(
+        "tell what keeps a model from being served here", "paged.http.doctor:run", _add_doctor
+    ),
+    "simulate": _Command(
+        "plan a fleet without a device", "paged.runtime.simulation.command:run", _add_simulate
+    ),
+    "tune": _Command("find the flags for a workload", "paged.runtime.tune.command:run", _add_tune),
     "hash-key": _Command(
         "make an entry of --api-keys-file", "paged.http.keys:hash_key", _add_hash_key
     ),
@@ -227,6 +292,21 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if "model_argument" in args:
         args.model = _only_model(args, argv)
+    return args
+
+
+def parse_serve(flags: Sequence[str], *more: type[Any]) -> argparse.Namespace:
+    """The arguments that `paged serve` reads from these flags. Raises ConfigError for a mistake.
+
+    Args:
+        more: dataclasses whose fields are flags, too.
+    """
+    parser = _Reader(prog="paged serve", add_help=False)
+    _add_serve(parser)
+    for config in more:
+        add_flags(parser, config, "more")
+    args = parser.parse_args(flags)
+    args.model = _only_model(args, flags)
     return args
 
 

@@ -265,6 +265,13 @@ class ConvertOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """How `paged doctor` tells what it found."""
+
+    json: bool = option(False, "Print what was found as JSON.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class HashKeyOptions:
     """What `paged hash-key` writes into an entry of `--api-keys-file`."""
 

@@ -33,8 +33,9 @@ from paged.http.listener import bound
 from paged.http.logs import configure_logging, leave_out
 from paged.http.options import ServeOptions
 from paged.http.peers import Peers
-from paged.http.server import LAST_WORDS, Opened, Opening, Server
+from paged.http.server import LAST_WORDS, TIME_FOR_OTHERS, Opened, Opening, Server
 from paged.http.start import check_all_make_text, running
+from paged.runtime.ending import LONGEST_SAVING
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import read_flags
 from paged.runtime.hints import KEY_VARIABLES, unread_variables
@@ -49,7 +50,8 @@ _OBJECTS_BETWEEN_COLLECTIONS = 20_000
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; returns the exit status, 1 if an engine died."""
-    options = _with_key(read_flags(ServeOptions, args))
+    options = with_key(read_flags(ServeOptions, args))
+    _check_metrics_key(options)
     entries = read_entries(args)
     configure_logging(options.uvicorn_log_level, options.log_format)
     _note_ignored(args)
@@ -67,7 +69,8 @@ def _load_alone(
     entries: Sequence[Entry], options: ServeOptions, listener: socket.socket, stack: ExitStack
 ) -> Opened:
     """As the only API process."""
-    return Opened(make_app(stack.enter_context(running(entries, options)), options))
+    services = stack.enter_context(running(entries, options))
+    return Opened(make_app(services, options), seconds_to_save=_seconds_to_save(entries))
 
 
 def _load_several(
@@ -77,15 +80,29 @@ def _load_several(
     check_all_make_text(entries, options)
     others = stack.enter_context(ApiProcesses(entries, options, listener))
     services = stack.enter_context(running(entries, options, others.doors))
-    stack.callback(others.end, options.shutdown_timeout + LAST_WORDS)  # before the engines
+    stack.callback(others.end, options.shutdown_timeout + TIME_FOR_OTHERS)  # before the engines
     others.await_ready()
-    return Opened(make_app(services, options, others.peers), others.private, others)
+    app, seconds = make_app(services, options, others.peers), _seconds_to_save(entries)
+    return Opened(app, others.private, others, seconds)
+
+
+def _seconds_to_save(entries: Sequence[Entry]) -> float:
+    """That engines may take in the end, all at the same time, to write pages to disk."""
+    return LONGEST_SAVING if any(each.config.kv_offloading_dir for each in entries) else 0.0
 
 
 def make_app(
-    services: Sequence[AnyService], options: ServeOptions, peers: Peers | None = None
+    services: Sequence[AnyService],
+    options: ServeOptions,
+    peers: Peers | None = None,
+    *,
+    keeps_responses: bool = True,
 ) -> Starlette:
-    """The application that the options describe, one of several if it has peers."""
+    """The application that the options describe, one of several if it has peers.
+
+    Args:
+        keeps_responses: see `create_server`.
+    """
     return create_server(
         services,
         api_keys=options.api_key,
@@ -101,6 +118,7 @@ def make_app(
         allowed_headers=options.allowed_headers,
         allow_credentials=options.allow_credentials,
         peers=peers or Peers(),
+        keeps_responses=keeps_responses,
     )
 
 
@@ -110,10 +128,15 @@ def _allow_many_connections() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _with_key(options: ServeOptions) -> ServeOptions:
+def with_key(options: ServeOptions) -> ServeOptions:
     """Options with the key in the environment, unless they have keys of their own."""
     found = next(filter(None, map(os.getenv, KEY_VARIABLES)), None)
     return replace(options, api_key=options.api_key or tuple(filter(None, [found])))
+
+
+def _check_metrics_key(options: ServeOptions) -> None:
+    if options.metrics_need_key and not options.api_key and options.api_keys_file is None:
+        raise ConfigError("--metrics-need-key needs --api-key, --api-keys-file or PAGED_API_KEY")
 
 
 def serve(
@@ -136,7 +159,7 @@ def serve(
     gate = Gate()
     config = server_config(gate, options)
     server = Server(config, gate, options, listener, first)
-    opening = Opening(partial(_settled, load), gate)
+    opening = Opening(partial(settled, load), gate)
     try:
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(server.run_with(opening))
@@ -149,7 +172,7 @@ def serve(
     return server.status
 
 
-def _settled(load: Callable[[ExitStack], Opened], stack: ExitStack) -> Opened:
+def settled[T](load: Callable[[ExitStack], T], stack: ExitStack) -> T:
     """What is opened, and the garbage collector told that it is here to stay."""
     opened = load(stack)
     # A walk over all that start-up made would stop every stream for tenths of a second.

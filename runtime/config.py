@@ -93,7 +93,7 @@ class EngineConfig:
         1,
         "Devices of this machine that share the model: each has its share of the weights and of "
         "the KV pages. It must divide the attention heads.",
-        also=("-tp",),
+        also=("-tp", "--tp"),
         begins="devices",
     )
     pipeline_parallel_size: int = option(

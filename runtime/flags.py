@@ -151,7 +151,7 @@ def _how(each: Field[Any], hint: Any) -> dict[str, Any]:
     kind = _without_none(hint)
     if get_origin(kind) is Literal:
         return {"choices": get_args(kind)} | how
-    if "type" in how:
+    if "type" in how or "choices" in how:
         return how
     if kind is bool:
         return how | {"action": argparse.BooleanOptionalAction}

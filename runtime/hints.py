@@ -138,7 +138,6 @@ FLAGS = {
     "--tokenizer-pool-size": "did you mean --api-server-count?",
     "--tokenizer-revision": "did you mean --tokenizer, with a folder of that revision?",
     "--tool-parser-plugin": "there are no plugins; --tool-call-parser lists what there is",
-    "--tp": "did you mean -tp?",
     "--trust-remote-code": "a model's own code is never run; drop it",
     "--use-tqdm-on-load": "a bar is shown where there is a terminal; drop it",
     "--use-v2-block-manager": "there is one page pool; drop it",

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -175,6 +177,20 @@ class StepRunner:
         if jax.default_backend() != "cpu":
             self._run_each_step_once()
         self.host = HostStore(shapes, self._programs, self._cache.layers[0].values.sharding)
+
+    @property
+    def params(self) -> DecoderParams:
+        """The weights."""
+        return self._params
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of what is computed."""
+        return self._params.embedding.dtype
+
+    def counted(self, bucket: Bucket) -> Mapping[str, float]:
+        """What XLA counts in the forward program of a bucket, such as "flops"; maybe nothing."""
+        return self._programs["forward", bucket].cost_analysis() or {}
 
     def measure_loads(self) -> LoadCosts:
         """What it costs to load host pages, and to compute tokens instead."""

@@ -31,7 +31,9 @@ def complaint(capsys: Capture, *argv: str) -> str:
     return line
 
 
-@pytest.mark.parametrize("command", ["", "serve", "generate", "chat", "bench", "convert"])
+@pytest.mark.parametrize(
+    "command", ["", "serve", "generate", "chat", "bench", "simulate", "convert"]
+)
 def test_help_is_instant(command: str) -> None:
     """Nothing heavy is imported to print it."""
     code = (

@@ -11,7 +11,7 @@ import pytest
 
 from paged.http.cli import parse
 from paged.http.options import ModelOptions, ServeOptions
-from paged.http.serve import _with_key
+from paged.http.serve import with_key
 from paged.runtime import hints
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import engine_config
@@ -78,6 +78,7 @@ WORKING: dict[str, list[tuple[str, str, Any]]] = {
     "devices": [
         ("--tensor-parallel-size 2", "tensor_parallel_size", 2),
         ("-tp 2", "tensor_parallel_size", 2),
+        ("--tp 2", "tensor_parallel_size", 2),
         ("-pp 1", "pipeline_parallel_size", 1),
         ("--data-parallel-size 1", "data_parallel_size", 1),
     ],
@@ -261,7 +262,6 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
         ("--disable-radix-cache", "--no-enable-prefix-caching"),
         ("--enable-metrics", "always there"),
         ("--enable-deterministic-inference", "no batch-invariant mode"),
-        ("--tp 2", "-tp?"),
         ("--model-id m", "--model?"),
         ("--num-shard 2", "--tensor-parallel-size"),
         ("--quantize awq", "--quantization"),
@@ -423,10 +423,10 @@ def test_keys_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key by vLLM's name locks the door, too: nobody may think that it does and be wrong."""
     monkeypatch.delenv("PAGED_API_KEY", raising=False)
     monkeypatch.setenv("VLLM_API_KEY", "theirs")
-    assert _with_key(ServeOptions()).api_key == ("theirs",)
+    assert with_key(ServeOptions()).api_key == ("theirs",)
     monkeypatch.setenv("PAGED_API_KEY", "ours")
-    assert _with_key(ServeOptions()).api_key == ("ours",)
-    assert _with_key(ServeOptions(api_key=("flag",))).api_key == ("flag",)
+    assert with_key(ServeOptions()).api_key == ("ours",)
+    assert with_key(ServeOptions(api_key=("flag",))).api_key == ("flag",)
 
 
 def test_variables_of_other_engines_get_a_line() -> None:

@@ -132,6 +132,7 @@ def test_token_ids_alone(flags):
         (output,) = llm.generate({"prompt_token_ids": [97, 98]}, GREEDY, use_tqdm=False)
         assert len(output.outputs[0].token_ids) == 20
         assert output.outputs[0].text == ""
+        assert llm.about.memory.page_size == llm.get_metrics().page_size
 
 
 def test_neutral_defaults_and_another_tokenizer(flags):
