@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, inst
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.bench.engine_load import run_workload
 from paged.runtime.bench.load import arrival_times
-from paged.runtime.bench.options import LoadOptions, StepOptions
+from paged.runtime.bench.options import ArrivalOptions, StepOptions
 from paged.runtime.bench.results import RunResult
 from paged.runtime.bench.step_times import measure_steps
 from paged.runtime.bench.workloads import (
@@ -153,7 +153,7 @@ def comparisons(number: int, args: argparse.Namespace) -> Iterator[Comparison]:
         for load in map(float, args.loads.split(",")):
             count = max(round(rate * load * args.seconds), 20)
             requests = workload(count, 1000 * number + round(100 * load), vocab_size)
-            times = arrival_times(count, LoadOptions(request_rate=rate * load, seed=number))
+            times = arrival_times(count, ArrivalOptions(request_rate=rate * load), number)
             both = zip(requests, times.tolist(), strict=True)
             requests = [replace(request, arrival=at) for request, at in both]
             runs.append((load, requests, run_workload(engine, requests, empty_cache=True)))

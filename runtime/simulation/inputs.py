@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from paged.runtime.bench.load import arrival_times
-from paged.runtime.bench.options import LoadOptions
+from paged.runtime.bench.options import ArrivalOptions
 from paged.runtime.bench.results import StepTime, read_result
 from paged.runtime.bench.workload_file import read_log, read_workload
 from paged.runtime.bench.workloads import BenchRequest, IdRange
@@ -119,8 +119,8 @@ def trace_of(options: TraceOptions) -> list[Tree]:
     wanted = max(round(options.request_rate * options.seconds), 1)
     made = trees(_workload(options), wanted, options.seed)
     rate = len(made) * options.request_rate / sum(num_turns(each.first) for each in made)
-    load = LoadOptions(request_rate=rate, burstiness=options.burstiness, seed=options.seed)
-    times = arrival_times(len(made), load)
+    load = ArrivalOptions(request_rate=rate, burstiness=options.burstiness)
+    times = arrival_times(len(made), load, options.seed)
     times -= times[0]  # somebody comes, however few
     if options.burst_factor != 1:
         times = _bursts(options).warp(times)

@@ -14,7 +14,7 @@ from typing import Any
 
 from paged.runtime.bench.load import arrival_times
 from paged.runtime.bench.offline import config_of, without_weights
-from paged.runtime.bench.options import LoadOptions
+from paged.runtime.bench.options import ArrivalOptions
 from paged.runtime.bench.workload_file import read_workload
 from paged.runtime.bench.workloads import BenchRequest, IdRange
 from paged.runtime.config import EngineConfig
@@ -82,8 +82,8 @@ def _load(config: EngineConfig, options: TuneOptions) -> Load:
     requests = _requests(config, options)
     times = [each.arrival for each in requests]
     if options.request_rate is not None:
-        rate = LoadOptions(request_rate=options.request_rate, seed=config.seed)
-        times = arrival_times(len(requests), rate).tolist()
+        rate = ArrivalOptions(request_rate=options.request_rate)
+        times = arrival_times(len(requests), rate, config.seed).tolist()
     return Load(
         requests,
         times,
