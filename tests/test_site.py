@@ -44,6 +44,7 @@ def test_pictures_are_what_their_program_draws() -> None:
         ("api.md", "[a](tools.md#b)", "[a](tools.md#b)"),
         ("api.md", "[a](../benchmarks/RESULTS.md#b)", "[a](benchmarks/RESULTS.md#b)"),
         ("api.md", "[a](../README.md)", "[a](index.md)"),
+        ("api.md", "[flags.md](flags.md#memory)", "[Flags](flags.md#memory)"),
         ("api.md", "[a](../runtime/scheduler.py)", "[a](source/runtime/scheduler.py.md)"),
         ("api.md", "[a](../deploy/grafana)", "[a](source/deploy/grafana.md)"),
         (

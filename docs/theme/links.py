@@ -16,7 +16,8 @@ OTHERS = ("CONTRIBUTING.md", "benchmarks/README.md", "benchmarks/RESULTS.md")
 SOURCES = "source/"
 """Where the site has files that pages link to, and that are no pages."""
 
-_LINK = re.compile(r"(?P<before>\]\()(?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?(?=\))")
+_LINK = re.compile(r"(?P<name>\[[\w/]+\.md)?\]\((?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?(?=\))")
+_HEADING = re.compile(r"^# (.*)$", re.MULTILINE)
 _FENCED = re.compile(r"^(```+|~~~+).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 
 
@@ -61,16 +62,23 @@ def sources_of(uri: str, text: str) -> list[str]:
 
 
 def for_site(uri: str, text: str) -> str:
-    """A page's text with links that lead to the site's pages."""
+    """A page's text with links that lead to the site's pages, and name titles in place of files."""
 
     def change(match: re.Match[str]) -> str:
         path = _target(uri, match["target"])
         if path is None:
             return match[0]
         target = posixpath.relpath(site_path(path), posixpath.dirname(uri))
-        return match["before"] + target + (match["anchor"] or "")
+        name = f"[{_title(path)}" if match["name"] else ""
+        return f"{name}]({target}{match['anchor'] or ''}"
 
     return _with_links(text, change)
+
+
+def _title(path: str) -> str:
+    found = _HEADING.search((ROOT / path).read_text(encoding="utf-8"))
+    assert found is not None, f"{path} has no heading"
+    return found[1]
 
 
 def _target(uri: str, target: str) -> str | None:
