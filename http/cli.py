@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import paged
-from paged.http.arguments import HelpAction, groups, json_flags, whole_json, with_dashes
+from paged.http.arguments import HelpAction, group_names, json_flags, whole_json, with_dashes
 from paged.http.config_file import (
     CONFIG_FLAG,
     MODELS,
@@ -76,7 +76,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
     def format_help(self) -> str:
-        names = [name for name in groups(self) if name not in ("options", "positional arguments")]
+        names = group_names(self)
         about = f"\n--help=GROUP shows one of {', '.join(names)}.\n" if len(names) > 1 else ""
         return super().format_help() + about
 
