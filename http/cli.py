@@ -268,7 +268,7 @@ def parsers() -> Iterator[argparse.ArgumentParser]:
 
 
 # What others call them.
-_OTHER_COMMANDS = {"complete": "generate", "profile": "bench profile"}
+_OTHER_COMMANDS = {"collect-env": "doctor", "complete": "generate", "profile": "bench profile"}
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 from argparse import Namespace
+from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
@@ -61,6 +62,20 @@ def test_links_into_documents_lead_to_a_heading(name: str) -> None:
     for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", document.read_text()):
         text = (document.parent / target if target else document).read_text()
         assert anchor in anchors(text), f"{target}#{anchor}"
+
+
+def test_messages_point_to_a_failure_and_every_failure_is_pointed_to() -> None:
+    pages = [
+        path.read_text() for folder in ("models", "runtime", "http") for path in python(folder)
+    ]
+    named = {found for page in pages for found in re.findall(r"docs/failures\.md#([\w-]+)", page)}
+    headings = re.findall(r"^## (.*)$", (ROOT / "docs/failures.md").read_text(), re.MULTILINE)
+    assert named == {heading.lower().replace(" ", "-") for heading in headings}
+
+
+def python(folder: str) -> Iterator[Path]:
+    """The sources in one of the four folders."""
+    return (ROOT / folder).rglob("*.py")
 
 
 @pytest.mark.parametrize(
