@@ -257,7 +257,7 @@ _COMMANDS = {
     "convert": _Command("make a model load faster", "paged.http.convert:run", _add_convert),
 }
 # What others call them.
-_OTHER_COMMANDS = {"complete": "generate", "profile": "bench profile"}
+_OTHER_COMMANDS = {"collect-env": "doctor", "complete": "generate", "profile": "bench profile"}
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

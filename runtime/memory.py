@@ -116,8 +116,9 @@ def page_memory(budget: int, weights: int, state: int, steps: int) -> int:
         raise ConfigError(
             f"No memory is left for KV pages: weights {size_text(weights)}, slot state "
             f"{size_text(state)} and step memory {size_text(steps)} exceed the budget of "
-            f"{size_text(budget)} by {size_text(-left)}. Raise --gpu-memory-utilization, or lower "
-            "--max-num-seqs or --max-num-batched-tokens."
+            f"{size_text(budget)} by {size_text(-left)}. Raise --gpu-memory-utilization, lower "
+            "--max-num-seqs or --max-num-batched-tokens, or make weights smaller with "
+            "--quantization or --tensor-parallel-size: see docs/failures.md#out-of-memory."
         )
     return left
 
@@ -194,7 +195,8 @@ def _too_long(
         f"The model's max seq len ({length}) is larger than the maximum number of tokens that "
         f"can be stored in KV cache ({max(fits, 0)}): one such sequence needs "
         f"{size_text(needed)}, and {size_text(kv_bytes)} is there. {shorter} more memory with "
-        f"{share}--kv-cache-memory-bytes {-(-needed // 2**20)}M."
+        f"{share}--kv-cache-memory-bytes {-(-needed // 2**20)}M: see "
+        "docs/failures.md#kv-cache-too-small."
     )
 
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -184,11 +183,6 @@ class StepRunner:
     def params(self) -> DecoderParams:
         """The weights."""
         return self._params
-
-    @property
-    def dtype(self) -> jnp.dtype:
-        """Of what is computed."""
-        return self._params.embedding.dtype
 
     def counted(self, bucket: Bucket) -> Mapping[str, float]:
         """What XLA counts in the forward program of a bucket, such as "flops"; maybe nothing."""

@@ -118,7 +118,7 @@ def prepare(
             "The device has run out of memory while the model was loaded. See with `nvidia-smi` "
             "whether something else uses it, and lower --gpu-memory-utilization "
             f"(it is {config.gpu_memory_utilization:g}), --max-num-batched-tokens or "
-            "--max-num-seqs."
+            "--max-num-seqs: see docs/failures.md#out-of-memory."
         ) from error
 
 

@@ -14,7 +14,7 @@ from paged.runtime.doctor.gpus import Card
 from paged.runtime.engine import find_model, load_tokenizer
 from paged.runtime.errors import ConfigError
 from paged.runtime.planning.gpus import find_gpu
-from paged.runtime.planning.plan import Workload, local_model, plan_for
+from paged.runtime.planning.planner import Workload, local_model, plan_for
 from paged.runtime.pooling.setup import runs_pooling
 
 _TEMPLATES = "docs/failures.md#other-answers-than-transformers"

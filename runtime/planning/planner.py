@@ -229,7 +229,7 @@ def plan_for(config: EngineConfig, gpu: Gpu, workload: Workload) -> Plan:
     )
     cache = shapes.cache
     kv_bytes = cache.bytes_per_page / (cache.page_size * cache.num_layers)
-    work = work_of(model, dtype, placement.mesh, kv_bytes)
+    work = work_of(model, dtype, placement.mesh, device, kv_bytes)
     speed = Speed(work, gpu, cache.dtype.itemsize, on_host)
     return Plan(source, gpu, config, workload, memory, shapes, dtype, speed)
 
