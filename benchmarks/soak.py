@@ -108,7 +108,7 @@ class Watched:
         """The youngest engine process, whatever program it runs."""
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in reversed(self.server.children()):
-                argv = child.cmdline()
+                argv = child.cmdline()  # such processes are told a descriptor last
                 if "paged.http.api_process" not in argv and argv[-1:] != [] and argv[-1].isdigit():
                     return child
         return None
@@ -380,6 +380,7 @@ async def started(options: argparse.Namespace) -> AsyncIterator[tuple[str, int]]
                 raise SystemExit(f"the server has left with status {status}")
         finally:
             process.kill()
+            process.wait()  # before the folder goes that it works in
 
 
 async def main(options: argparse.Namespace) -> int:

@@ -47,6 +47,11 @@ class MemoryPlan:
     num_devices: int = 1
 
     @property
+    def bytes_per_host_page(self) -> int:
+        """Of what all devices keep in a page."""
+        return self.bytes_per_page * self.num_devices
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the longest sequences that fit in the pages at once.
 
@@ -92,7 +97,7 @@ class MemoryPlan:
         if self.weights_on_host:
             lines.append(f"Weights in host memory: {size_text(self.weights_on_host)}")
         if self.num_host_pages:
-            host = size_text(self.num_host_pages * self.bytes_per_page * self.num_devices)
+            host = size_text(self.num_host_pages * self.bytes_per_host_page)
             lines.append(f"Host KV cache size: {self.num_host_tokens:,} tokens ({host})")
         return "\n".join(lines)
 
@@ -111,8 +116,9 @@ def page_memory(budget: int, weights: int, state: int, steps: int) -> int:
         raise ConfigError(
             f"No memory is left for KV pages: weights {size_text(weights)}, slot state "
             f"{size_text(state)} and step memory {size_text(steps)} exceed the budget of "
-            f"{size_text(budget)} by {size_text(-left)}. Raise --gpu-memory-utilization, or lower "
-            "--max-num-seqs or --max-num-batched-tokens."
+            f"{size_text(budget)} by {size_text(-left)}. Raise --gpu-memory-utilization, lower "
+            "--max-num-seqs or --max-num-batched-tokens, or make weights smaller with "
+            "--quantization or --tensor-parallel-size: see docs/failures.md#out-of-memory."
         )
     return left
 
@@ -181,7 +187,8 @@ def fit_model_len(
             f"The model's max seq len ({length}) is larger than the maximum number of tokens that "
             f"can be stored in KV cache ({max(fits, 0)}): one such sequence needs "
             f"{size_text(needed)}, and {size_text(kv_bytes)} is there. {shorter} more memory with "
-            f"{share}--kv-cache-memory-bytes {-(-needed // 2**20)}M."
+            f"{share}--kv-cache-memory-bytes {-(-needed // 2**20)}M: see "
+            "docs/failures.md#kv-cache-too-small."
         )
     return length
 

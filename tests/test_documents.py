@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,14 @@ DOCUMENTS = (
     "CONTRIBUTING.md",
     "benchmarks/README.md",
     "docs/api.md",
+    "docs/failures.md",
     "docs/faults.md",
     "docs/memory.md",
     "docs/models.md",
     "docs/operations.md",
     "docs/overload.md",
+    "docs/planning.md",
+    "docs/ray.md",
     "docs/several_models.md",
     "docs/tensor_parallel.md",
     "docs/threat_model.md",
@@ -29,14 +33,17 @@ DOCUMENTS = (
 README = (ROOT / "README.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    """The README's code in a language."""
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language: str, page: str = "README.md") -> list[str]:
+    """A page's code in a language."""
+    text = (ROOT / page).read_text()
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-def commands() -> list[list[str]]:
-    """The README's commands, as a shell would split them."""
-    lines = [line for block in blocks("bash") for line in block.replace("\\\n", "").splitlines()]
+def commands(page: str = "README.md") -> list[list[str]]:
+    """A page's commands, as a shell would split them."""
+    lines = [
+        line for block in blocks("bash", page) for line in block.replace("\\\n", "").splitlines()
+    ]
     return [words for words in (shlex.split(line, comments=True) for line in lines) if words]
 
 
@@ -63,6 +70,30 @@ def test_links_into_documents_lead_to_a_heading(name: str) -> None:
         text = (document.parent / target if target else document).read_text()
         headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
         assert anchor in [heading.lower().replace(" ", "-") for heading in headings]
+
+
+def test_messages_point_to_a_failure_and_every_failure_is_pointed_to() -> None:
+    pages = [
+        path.read_text() for folder in ("models", "runtime", "http") for path in python(folder)
+    ]
+    anchors = {found for page in pages for found in re.findall(r"docs/failures\.md#([\w-]+)", page)}
+    headings = re.findall(r"^## (.*)$", (ROOT / "docs/failures.md").read_text(), re.MULTILINE)
+    assert anchors == {heading.lower().replace(" ", "-") for heading in headings}
+
+
+def python(folder: str) -> Iterator[Path]:
+    """The sources in one of the four folders."""
+    return (ROOT / folder).rglob("*.py")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [words for page in ("failures", "planning") for words in commands(f"docs/{page}.md")],
+    ids=" ".join,
+)
+def test_commands_of_these_pages_are_understood(words: list[str]) -> None:
+    assert words[0] == "paged"
+    assert isinstance(parse(words[1:]), Namespace)
 
 
 @pytest.mark.parametrize(

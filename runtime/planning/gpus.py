@@ -66,7 +66,7 @@ class Gpu:
 # GB sold, GiB usable; TB/s of memory, of a link, of the bus; TFLOP/s in bf16, fp8, int8.
 _TABLE = """
 name        |JAX's name      | GB|usable| TB/s|link|  bus| bf16|  fp8| int8| cap|sheet
-B200        |B200            |180|178.35|  7.7| 1.8|0.128| 2250| 4500| 4500|10.0|HGX B200
+B200        |B200            |180|178.35|  8.0| 1.8|0.128| 2250| 4500| 4500|10.0|DGX B200
 H200        |H200            |141|139.80|  4.8| 0.9|0.128|  989| 1979| 1979| 9.0|H200
 H200-NVL    |H200 NVL        |141|139.80|  4.8| 0.9|0.128|  835| 1671| 1671| 9.0|H200
 GH200       |GH200 480GB     | 96| 94.50|  4.0| 0.9|0.900|  989| 1979| 1979| 9.0|GH200
@@ -130,5 +130,7 @@ def find_gpu(name: str) -> Gpu:
 
 
 def _plain(name: str) -> str:
+    """What is left of a name without the maker, and without what the usual kind has anyway."""
     words = re.sub(r"[^a-z0-9]", "", name.lower())
-    return re.sub(r"nvidia|geforce|tesla", "", words)
+    kept = re.sub(r"nvidia|geforce|tesla|sxm\d?|hbm3e?|80gb|141gb", "", words)
+    return f"rtx{kept}" if kept.isdecimal() else kept

@@ -7,7 +7,7 @@ from html import escape
 
 from paged.runtime.memory import size_text
 from paged.runtime.planning.levers import Lever
-from paged.runtime.planning.plan import Plan
+from paged.runtime.planning.planner import Plan
 
 _GLYPHS = {"weights": "█", "slot_state": "▓", "step_memory": "▒", "kv_pages": "░"}
 # Told apart in grey and by whoever sees no red or green, too.

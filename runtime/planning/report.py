@@ -8,7 +8,7 @@ from typing import Any
 from paged.runtime.memory import size_text
 from paged.runtime.planning.levers import Lever
 from paged.runtime.planning.picture import bar, shares_of, words
-from paged.runtime.planning.plan import Plan
+from paged.runtime.planning.planner import Plan
 
 _WIDTH = 60
 

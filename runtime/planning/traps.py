@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from paged.runtime.backend import slower_paths
 from paged.runtime.division import weight_shapes
 from paged.runtime.memory import size_text
-from paged.runtime.planning.plan import Plan
+from paged.runtime.planning.planner import Plan
 
 _HIGH_SHARE, _LOW_SHARE = 0.95, 0.5
 _LOW_PAGES = 0.1  # of the budget
@@ -140,7 +140,8 @@ def _steps(plan: Plan) -> Iterator[str]:
         yield (
             f"A step of --max-num-batched-tokens {tokens} takes {milliseconds:.0f} ms, which "
             "everyone who is decoding waits for when long prompts come. Lower it, or cap what one "
-            "prompt has of a step with --long-prefill-token-threshold."
+            "prompt has of a step with --long-prefill-token-threshold: see "
+            "docs/failures.md#slow-tokens-under-load."
         )
     if tokens < _FEW_TOKENS:
         yield (
@@ -155,7 +156,8 @@ def _steps(plan: Plan) -> Iterator[str]:
     if not plan.config.enable_prefix_caching:
         yield (
             "--no-enable-prefix-caching computes shared system prompts anew for every request; the "
-            "cache costs nothing when nothing is shared."
+            "cache costs nothing when nothing is shared: see "
+            "docs/failures.md#low-prefix-hit-rate."
         )
 
 

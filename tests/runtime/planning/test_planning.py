@@ -85,10 +85,21 @@ def test_gpus_have_what_a_plan_asks_for() -> None:
     for gpu in GPUS.values():
         assert 0.85 * gpu.memory < gpu.usable < 1.08 * gpu.memory
         assert (gpu.flops8 is not None) == (float(gpu.capability) >= 8.9)
-    for name in ("h200", "NVIDIA H200", "rtx 4090", "NVIDIA GeForce RTX 4090", "Tesla T4"):
-        assert find_gpu(name).name in GPUS
+        assert find_gpu(gpu.kind) is find_gpu(gpu.name) is gpu
+    for name, meant in [
+        *(("h200", "H200"), ("H100-80GB", "H100"), ("A100 SXM4 80GB", "A100")),
+        *(("a100_40gb", "A100-40GB"), ("4090", "RTX-4090"), ("nvidia rtx 4090", "RTX-4090")),
+    ]:
+        assert find_gpu(name).name == meant
     with pytest.raises(ConfigError, match="Did you mean H200"):
         find_gpu("H20")
+
+
+def test_the_page_lists_the_gpus() -> None:
+    page = (MODELS.parents[1] / "docs" / "planning.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    for gpu in GPUS.values():
+        assert any(row.startswith(f"| {gpu.name} | {gpu.usable / 2**30:.1f} |") for row in rows)
 
 
 def test_every_lever_is_another_plan() -> None:

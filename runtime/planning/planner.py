@@ -27,6 +27,7 @@ from paged.runtime.planning.gpus import Gpu, find_gpu
 from paged.runtime.planning.speed import Speed, StepTime
 from paged.runtime.planning.temporaries import step_memory_estimate
 from paged.runtime.planning.work import specs_of, work_of
+from paged.runtime.pooling.setup import runs_pooling
 from paged.runtime.steps import StepShapes
 from paged.runtime.weight_offload import layers_on_host
 
@@ -207,8 +208,12 @@ def plan(
 
 def plan_for(config: EngineConfig, gpu: Gpu, workload: Workload) -> Plan:
     """See `plan`."""
-    with _without_the_hub():
-        source = find_model(replace(config, load_format="dummy"))
+    source = local_model(config)
+    if runs_pooling(config, source):
+        raise ConfigError(
+            f"{source.name} gives embeddings or scores and keeps no KV pages: a plan has nothing "
+            "to say of it"
+        )
     model, device, number = source.config, gpu.device, config.tensor_parallel_size
     dtype = resolve_dtype(config.dtype, model, device.platform)
     check_devices(specs_of(model), model, number)
@@ -224,9 +229,20 @@ def plan_for(config: EngineConfig, gpu: Gpu, workload: Workload) -> Plan:
     )
     cache = shapes.cache
     kv_bytes = cache.bytes_per_page / (cache.page_size * cache.num_layers)
-    work = work_of(model, dtype, placement.mesh, kv_bytes)
+    work = work_of(model, dtype, placement.mesh, device, kv_bytes)
     speed = Speed(work, gpu, cache.dtype.itemsize, on_host)
     return Plan(source, gpu, config, workload, memory, shapes, dtype, speed)
+
+
+def local_model(config: EngineConfig) -> ModelSource:
+    """The model, without its weights; of the hub if it is cached.
+
+    Raises:
+        ConfigError, CheckpointError: it is not supported, or damaged.
+        ModelNotFoundError: it is not here.
+    """
+    with _without_the_hub():
+        return find_model(replace(config, load_format="dummy"))
 
 
 def _placement(model: ModelConfig, number: int) -> Placement:
