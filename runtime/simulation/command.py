@@ -57,7 +57,7 @@ def _simulate(
     fleet, seconds = read_flags(FleetOptions, args), read_flags(TraceOptions, args).seconds
     scaling = read_flags(ScalingOptions, args)
     sizes = fleet.replicas
-    if len(sizes) == 1 and scaling.max_replicas is None:
+    if len(sizes) == 1 and fleet.next_replica and scaling.max_replicas is None:
         sizes = (sizes[0], sizes[0] + 1)
     total = sum(num_turns(each.first) for each in trace)
     for routing, size in product(fleet.routing, sizes):

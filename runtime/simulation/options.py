@@ -49,9 +49,12 @@ class FleetOptions:
     replicas: tuple[int, ...] = option(
         (1,),
         "How many engines: one number, or several to be simulated in turn (1,2,4 or 1-8); default "
-        "1. After one number, one more is simulated too: what it buys is told.",
+        "1.",
         type=counts,
         metavar="COUNTS",
+    )
+    next_replica: bool = option(
+        True, "After one number, simulate one replica more, and tell what it buys."
     )
     routing: tuple[Policy, ...] = option(
         ("prefix",),
