@@ -212,7 +212,7 @@ def test_what_cannot_be_planned_is_one_line(capsys: Capture) -> None:
         ((LLAMA, "--gpu", "H200", "--input-len", "0"), "--input-len must be at least 1"),
         ((LLAMA, "--gpu", "H200", "-tp", "3"), "Use 1 or 2 or 4"),
         ((LLAMA, "--gpu", "H200", "--svg", "/no/such/folder/a.svg"), "--svg"),
-        (("no/such-model", "--gpu", "H200"), "a plan fetches nothing"),
+        (("no/such-model", "--gpu", "H200"), "nothing is fetched here"),
     ]:
         status, _, err = run(capsys, *argv)
         assert status == 2
@@ -223,5 +223,5 @@ def test_what_cannot_be_planned_is_one_line(capsys: Capture) -> None:
 
 
 def test_a_model_that_is_not_here_is_not_fetched() -> None:
-    with pytest.raises(ModelNotFoundError, match="fetches nothing"):
+    with pytest.raises(ModelNotFoundError, match="nothing is fetched here"):
         plan("no/such-model", "H200")
