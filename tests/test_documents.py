@@ -17,6 +17,7 @@ DOCUMENTS = (
     "CONTRIBUTING.md",
     "benchmarks/README.md",
     "docs/api.md",
+    "docs/benchmarking.md",
     "docs/faults.md",
     "docs/memory.md",
     "docs/models.md",
