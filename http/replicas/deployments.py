@@ -143,6 +143,7 @@ def application(told: Told) -> Application:
         ServedRouter,
         name="Router",
         num_replicas=told.options.num_routers,
+        max_surge_percent=100,  # of two generations, at no time none is there
         ray_actor_options={"num_cpus": 0.5},
         max_ongoing_requests=_MOST_AT_ROUTER,
         graceful_shutdown_timeout_s=grace,

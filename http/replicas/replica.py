@@ -84,8 +84,8 @@ class Replica:
         if dead := self.models.dead():
             raise EngineDead(f"The engine of {', '.join(dead)} has stopped")
 
-    def record_routing_stats(self) -> dict[str, Any]:
-        """What routers want to know: how many tokens the pages of prefixes can hold."""
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """What routers want to know of it: how many tokens its pages can hold."""
         stats = [service.engine.stats() for service in self.models]
         pages = (each.page_size * (each.num_pages + each.num_host_pages) for each in stats)
         return {"num_tokens": sum(pages)}
