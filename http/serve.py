@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import uvicorn
 from starlette.applications import Starlette
@@ -33,10 +32,12 @@ from paged.http.listener import bound
 from paged.http.logs import configure_logging, leave_out
 from paged.http.options import ServeOptions
 from paged.http.peers import Peers
-from paged.http.server import LAST_WORDS, Opened, Opening, Server
+from paged.http.server import LAST_WORDS, TIME_FOR_OTHERS, Opened, Opening, Server
 from paged.http.start import check_all_make_text, running
+from paged.runtime.ending import LONGEST_SAVING
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import read_flags
+from paged.runtime.hints import KEY_VARIABLES, unread_variables
 from paged.runtime.wire import Channel
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ _OBJECTS_BETWEEN_COLLECTIONS = 20_000
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; returns the exit status, 1 if an engine died."""
     options = with_key(read_flags(ServeOptions, args))
+    _check_metrics_key(options)
     entries = read_entries(args)
     configure_logging(options.uvicorn_log_level, options.log_format)
     _note_ignored(args)
@@ -59,14 +61,16 @@ def run(args: argparse.Namespace) -> int:
     load = _load_alone if options.api_server_count == 1 else _load_several
     # Before a model is loaded: minutes later is late to hear that the port is taken.
     with bound(options) as listener:
-        return serve(partial(load, entries, options, listener), listener, options)
+        status = serve(partial(load, entries, options, listener), listener, options)
+    return leave(status)
 
 
 def _load_alone(
     entries: Sequence[Entry], options: ServeOptions, listener: socket.socket, stack: ExitStack
 ) -> Opened:
     """As the only API process."""
-    return Opened(make_app(stack.enter_context(running(entries, options)), options))
+    services = stack.enter_context(running(entries, options))
+    return Opened(make_app(services, options), seconds_to_save=_seconds_to_save(entries))
 
 
 def _load_several(
@@ -76,9 +80,15 @@ def _load_several(
     check_all_make_text(entries, options)
     others = stack.enter_context(ApiProcesses(entries, options, listener))
     services = stack.enter_context(running(entries, options, others.doors))
-    stack.callback(others.end, options.shutdown_timeout + LAST_WORDS)  # before the engines
+    stack.callback(others.end, options.shutdown_timeout + TIME_FOR_OTHERS)  # before the engines
     others.await_ready()
-    return Opened(make_app(services, options, others.peers), others.private, others)
+    app, seconds = make_app(services, options, others.peers), _seconds_to_save(entries)
+    return Opened(app, others.private, others, seconds)
+
+
+def _seconds_to_save(entries: Sequence[Entry]) -> float:
+    """That engines may take in the end, all at the same time, to write pages to disk."""
+    return LONGEST_SAVING if any(each.config.kv_offloading_dir for each in entries) else 0.0
 
 
 def make_app(
@@ -120,8 +130,13 @@ def _allow_many_connections() -> None:
 
 def with_key(options: ServeOptions) -> ServeOptions:
     """Options with the key in the environment, unless they have keys of their own."""
-    keys = options.api_key or tuple(filter(None, [os.getenv("PAGED_API_KEY")]))
-    return replace(options, api_key=keys)
+    found = next(filter(None, map(os.getenv, KEY_VARIABLES)), None)
+    return replace(options, api_key=options.api_key or tuple(filter(None, [found])))
+
+
+def _check_metrics_key(options: ServeOptions) -> None:
+    if options.metrics_need_key and not options.api_key and options.api_keys_file is None:
+        raise ConfigError("--metrics-need-key needs --api-key, --api-keys-file or PAGED_API_KEY")
 
 
 def serve(
@@ -129,8 +144,8 @@ def serve(
     listener: socket.socket,
     options: ServeOptions,
     first: Channel | None = None,
-) -> int:
-    """Serve on a bound socket; returns the exit status.
+) -> int | None:
+    """Serve on a bound socket; returns the exit status, None if it ended before `load` did.
 
     Args:
         load: see `Opening`.
@@ -152,9 +167,19 @@ def serve(
         opening.close()
     if server.failure is not None:
         raise server.failure
-    if not opening.opened.done():
-        _leave_at_once(options)
-    return server.status
+    return server.status if opening.opened.done() else None
+
+
+def leave(status: int | None) -> int:
+    """Leave at once where something is still being loaded: the exit status otherwise.
+
+    Python would wait for that. Engine processes leave with this one.
+    """
+    if status is None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    return status
 
 
 def settled[T](load: Callable[[ExitStack], T], stack: ExitStack) -> T:
@@ -165,15 +190,6 @@ def settled[T](load: Callable[[ExitStack], T], stack: ExitStack) -> T:
     gc.freeze()
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
     return opened
-
-
-def _leave_at_once(options: ServeOptions) -> NoReturn:
-    """In the middle of loading, which Python would wait for; engine processes leave with this."""
-    if options.uds is not None:
-        Path(options.uds).unlink(missing_ok=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def server_config(app: ASGIApp, options: ServeOptions) -> uvicorn.Config:
@@ -215,5 +231,7 @@ def _check_certificates(options: ServeOptions) -> None:
 
 
 def _note_ignored(args: argparse.Namespace) -> None:
+    for line in unread_variables(os.environ):
+        logger.warning(line)
     if args.disable_log_requests:
         logger.warning("--disable-log-requests has no effect: requests are not logged by default")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from paged.http.api.service import AnyService
 from paged.http.app import create_service
-from paged.http.engine import Engine
+from paged.http.engine import AnyEngine, Engine
 from paged.http.entries import Entry
 from paged.http.options import ServeOptions
 from paged.http.request_log import RequestLog
@@ -25,6 +27,9 @@ from paged.runtime.logs import lines_about
 from paged.runtime.pooling.engine import PoolingEngine, wants_pooling
 from paged.runtime.remote_core import RemoteCore
 from paged.runtime.sharing import divide
+
+if TYPE_CHECKING:
+    from paged.http.otel import RequestTraces
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +61,7 @@ def running(
         if doors:
             make_core = partial(RemoteCore, door=doors[number])
             return AsyncEngine.from_config(config, make_core=make_core, keeping=keeping)
-        return _start_engine(config, options, is_alone=len(entries) == 1)
+        return _start_engine(config, options)
 
     with _services(entries, options, start) as services:
         yield services
@@ -96,14 +101,26 @@ def _services(
     start: Callable[[int, EngineConfig], Engine | PoolingEngine],
 ) -> Iterator[list[AnyService]]:
     traces = _traces(options)
-    with ExitStack() as engines:
+    engines: list[AnyEngine] = []
+    try:
         services = []
         for number, entry in enumerate(entries):
             with _concerning(entry, len(entries)):
                 engine = start(number, entry.config)
-            engines.callback(engine.shutdown)
+            engines.append(engine)
             services.append(_service(engine, entry, number, options, traces))
         yield services
+    finally:
+        _call_all([each.shutdown for each in engines] + [each.close for each in traces])
+
+
+def _call_all(ends: Sequence[Callable[[], None]]) -> None:
+    """At the same time, so that those that hang take no longer than one."""
+    threads = [threading.Thread(target=each, name="paged-end") for each in ends]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def _sharing(entries: Sequence[Entry], options: ServeOptions) -> list[Entry]:
@@ -134,15 +151,12 @@ def _concerning(entry: Entry, total: int) -> Iterator[None]:
             raise
 
 
-def _start_engine(
-    config: EngineConfig, options: ServeOptions, *, is_alone: bool
-) -> Engine | PoolingEngine:
-    """Embeddings and scores have no streams to keep going: alone, they are made in this process."""
-    if wants_pooling(config):
-        return PoolingEngine.from_config(config, separate_process=not is_alone)
+def _start_engine(config: EngineConfig, options: ServeOptions) -> Engine | PoolingEngine:
     apart = options.engine_process
     # What dies in this process takes it along: there is nothing to start again.
     keeping = _keeping(options, restarts=apart)
+    if wants_pooling(config):
+        return PoolingEngine.from_config(config, separate_process=apart, keeping=keeping)
     return AsyncEngine.from_config(config, separate_process=apart, keeping=keeping)
 
 
@@ -179,7 +193,7 @@ def _logs(engine: Engine | PoolingEngine, options: ServeOptions) -> list[Reporte
     return [RequestLog(engine.tokenizer, max_length=shown, outputs=outputs)]
 
 
-def _traces(options: ServeOptions) -> list[Reporter]:
+def _traces(options: ServeOptions) -> list[RequestTraces]:
     """What makes spans of them, likewise. Raises ConfigError if it cannot."""
     if options.otlp_traces_endpoint is None:
         return []

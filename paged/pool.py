@@ -3,8 +3,9 @@
 Every page but the null page is in one of three states, and the three always add up:
 
     free --allocate--> used --release--> cached (if it carries a hash) --allocate--> used
-      ^                  |                  |
-      +-----release------+                  +--share--> used
+      ^                  |                  |     |
+      +-----release------+                  |     +--share--> used
+      +-----------------forget--------------+
 
 A used page is held by one or more page tables, which the pool counts. A cached page is held by
 nobody but carries the hash of its content; it is shared again on a hit, or evicted, least recently
@@ -22,8 +23,9 @@ host pages are more pages, numbered from `num_pages` on; `bring` makes them page
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from paged.host_pages import HostPages, PageMove
 
@@ -40,6 +42,13 @@ class OutOfPages(RuntimeError):
         self.available = available
 
 
+class Part(NamedTuple):
+    """The tokens of a page that is not full: the hash that comes before them, and how many."""
+
+    parent: bytes
+    length: int
+
+
 class PagePool:
     """Counts the references to pages 1 to num_pages - 1 and finds them by their hash.
 
@@ -50,6 +59,7 @@ class PagePool:
         host: where the content of evicted pages goes.
         num_evicted: cached pages taken for new content so far.
         num_saved, num_loaded: pages written to the host so far, and those that came back.
+        on_forget: told the hashes of content that is not to be trusted.
     """
 
     def __init__(
@@ -69,13 +79,16 @@ class PagePool:
         self.enable_prefix_caching = enable_prefix_caching
         self.host = HostPages(num_host_pages)
         self.num_evicted = self.num_saved = self.num_loaded = 0
+        self.on_forget: Callable[[Sequence[bytes]], None] = lambda hashes: None
         self._moves: list[PageMove] = []
         self._references = [0] * num_pages
         self._free = list(range(num_pages - 1, NULL_PAGE, -1))  # a stack: page 1 is taken first
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._hash_of: dict[int, bytes] = {}
         self._page_of: dict[bytes, int] = {}
-        self._partial: set[int] = set()  # pages with a hash that are not full
+        # Pages with a hash that are not full; how many of each length follow each hash.
+        self._partial: dict[int, Part] = {}
+        self._lengths: dict[bytes, Counter[int]] = {}
 
     @property
     def num_free(self) -> int:
@@ -183,33 +196,42 @@ class PagePool:
                 self._free.append(page)
 
     def register(
-        self, page: int, page_hash: bytes, group: int = 0, *, partial: bool = False
+        self, page: int, page_hash: bytes, group: int = 0, *, part: Part | None = None
     ) -> None:
         """Let a used page be found by the hash of its content, in its group of layers.
 
         If another page holds that hash already, this one stays without: a hash names one page.
 
         Args:
-            partial: the page is not full. It does not go on in host memory: as many bytes would
-                be moved as of a full one, for fewer tokens.
+            part: of a page that is not full. It does not go on in host memory: as many bytes
+                would be moved as of a full one, for fewer tokens.
         """
         assert self._references[page], f"page {page} is not used: its content is undefined"
         assert page not in self._hash_of, f"page {page} already carries a hash"
         page_hash = of_group(page_hash, group)
         if self.enable_prefix_caching and page_hash not in self._page_of:
             self._name(page, page_hash)
-            if partial:
-                self._partial.add(page)
+            if part is not None:
+                self._partial[page] = part
+                self._lengths.setdefault(part.parent, Counter())[part.length] += 1
 
-    def forget(self, pages: Sequence[int]) -> None:
-        """Let used pages be found by nobody any more, nor their content on the host."""
-        for page in pages:
-            assert self._references[page], f"page {page} is not used: it has nothing to forget"
-            page_hash = self._hash_of.pop(page, None)
-            if page_hash is not None:
-                del self._page_of[page_hash]
-                self._partial.discard(page)
-                self.host.forget(page_hash)
+    def part_lengths(self, parent: bytes) -> list[int]:
+        """Tokens in the pages that follow a hash and are not full, most first."""
+        return sorted(self._lengths.get(parent, ()), reverse=True)
+
+    def forget(self, hashes: Sequence[bytes], num_groups: int = 1) -> None:
+        """Let content be found by nobody any more, wherever it is, in any group of layers."""
+        named = [of_group(each, group) for each in hashes for group in range(num_groups)]
+        for page_hash in named:
+            self.host.forget(page_hash)
+            page = self._page_of.pop(page_hash, None)
+            if page is not None:
+                del self._hash_of[page]
+                self._drop_part(page)
+                if not self._references[page]:
+                    del self._cached[page]
+                    self._free.append(page)
+        self.on_forget(named)
 
     def find(self, page_hash: bytes, group: int = 0, *, on_host: bool = False) -> int | None:
         """The page of a group that holds the content of that hash. Takes no reference.
@@ -245,6 +267,7 @@ class PagePool:
         self._hash_of.clear()
         self._page_of.clear()
         self._partial.clear()
+        self._lengths.clear()
         return True
 
     def check(self) -> None:
@@ -260,20 +283,34 @@ class PagePool:
         assert cached <= self._hash_of.keys(), "a page without a hash is cached"
         assert not free & self._hash_of.keys(), "a page with a hash is free"
         assert {page: page_hash for page_hash, page in self._page_of.items()} == self._hash_of
-        assert self._partial <= self._hash_of.keys(), "a page without a hash is partial"
+        assert self._partial.keys() <= self._hash_of.keys(), "a page without a hash is partial"
+        counted = [(part, n) for part in self._lengths for n in self._lengths[part].elements()]
+        assert sorted(counted) == sorted(self._partial.values()), "a partial page is not counted"
         self.host.check()
 
     def _name(self, page: int, page_hash: bytes) -> None:
         self._page_of[page_hash] = page
         self._hash_of[page] = page_hash
 
+    def _drop_part(self, page: int) -> bool:
+        """A page loses its hash; whether it was not full."""
+        part = self._partial.pop(page, None)
+        if part is None:
+            return False
+        lengths = self._lengths[part.parent]
+        lengths[part.length] -= 1
+        if not lengths[part.length]:
+            del lengths[part.length]
+        if not lengths:
+            del self._lengths[part.parent]
+        return True
+
     def _evict(self) -> None:
         """Free the least recently used cached page; only the host may still know its content."""
         page, _ = self._cached.popitem(last=False)
         page_hash = self._hash_of.pop(page)
         del self._page_of[page_hash]
-        is_full = page not in self._partial
-        self._partial.discard(page)
+        is_full = not self._drop_part(page)
         host_page = self.host.take(page_hash) if is_full else None
         if host_page is not None:
             self._moves.append(PageMove(page, host_page, to_host=True, page_hash=page_hash))

@@ -15,7 +15,7 @@ import re
 import secrets
 import sys
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -82,12 +82,14 @@ class DiskPages:
         self.seconds_to_write, self.seconds_per_page = self._measure()
         self._lock = Lock()
         self._num_clears = 0
+        self._unwanted = Counter[bytes]()  # forgotten, and not removed yet
         self._fails = False  # the last write
         self._known = OrderedDict.fromkeys(self._find())  # least recently used first
         self._room = Condition()
         self._is_closed = False
         self._writer = ThreadPoolExecutor(1, "paged-disk-writer")
         self._readers = ThreadPoolExecutor(_READERS, "paged-disk-reader")
+        self._writer.submit(self._forget_oldest)  # there may have been room for more
 
     def __len__(self) -> int:
         return len(self._known)
@@ -124,6 +126,14 @@ class DiskPages:
             self._known.clear()
             self._num_clears += 1
         self._writer.submit(self._remove, forgotten)
+
+    def forget(self, page_hashes: Sequence[bytes]) -> None:
+        """Have pages removed, those that wait to be written too; written later they come back."""
+        with self._lock:
+            self._unwanted.update(page_hashes)
+            for page_hash in page_hashes:
+                self._known.pop(page_hash, None)
+        self._writer.submit(self._remove_unwanted, page_hashes)
 
     def close(self, seconds: float | None = None) -> None:
         """Write what waits to be written; what is not in so many seconds is left out."""
@@ -187,25 +197,37 @@ class DiskPages:
             if page_hash in self._known:
                 self._known.move_to_end(page_hash)
 
-    def _remove(self, page_hashes: list[bytes]) -> None:
+    def _remove(self, page_hashes: Sequence[bytes]) -> None:
         for page_hash in page_hashes:
             self._path(page_hash).unlink(missing_ok=True)
 
+    def _remove_unwanted(self, page_hashes: Sequence[bytes]) -> None:
+        """What was to be written when they were forgotten has been passed over by now."""
+        self._remove(page_hashes)
+        with self._lock:
+            self._unwanted.subtract(page_hashes)
+            self._unwanted += Counter()  # without those that are not counted any more
+
     def _write_all(self, page_hashes: dict[int, bytes], stack: PageStack, num_clears: int) -> None:
         """Write the rows of a stack that are wanted."""
+        left = len(page_hashes)
         try:
             parts = [np.asarray(_borrowed(part)) for part in stack]
-        except Exception:  # the device's, of a step that failed
-            logger.exception("%d pages were not written", len(page_hashes))
-            parts = []
-        for row, page_hash in page_hashes.items():
-            if self._is_closed:
-                break
-            if parts:
+            for row, page_hash in page_hashes.items():
+                if self._is_closed:
+                    return
                 self._write(page_hash, [part[row] for part in parts], num_clears)
-            with self._room:
-                self.num_waiting -= 1
-                self._room.notify_all()
+                self._settle(1)
+                left -= 1
+        except Exception:  # the device's, of a step that failed, or of memory
+            logger.exception("%d pages were not written", left)
+            self._settle(left)
+
+    def _settle(self, count: int) -> None:
+        """So many pages do not wait any more."""
+        with self._room:
+            self.num_waiting -= count
+            self._room.notify_all()
 
     def _write(self, page_hash: bytes, arrays: list[NDArray[Any]], num_clears: int) -> None:
         path = self._path(page_hash)
@@ -214,7 +236,7 @@ class DiskPages:
             body = b"".join(array.tobytes() for array in arrays)
             unfinished.write_bytes(_digest(page_hash, body) + body)
             with self._lock:
-                if num_clears == self._num_clears:
+                if num_clears == self._num_clears and page_hash not in self._unwanted:
                     unfinished.replace(path)
                     self._known[page_hash] = None
             self._forget_oldest()

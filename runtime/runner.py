@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import jax
@@ -113,11 +114,13 @@ class Started:
     """A step whose forward program is enqueued, and whose tokens are not chosen yet.
 
     Attributes:
+        launch_time: see `InFlight`.
         slots: of its rows.
     """
 
     plan: StepPlan
     bucket: Bucket
+    launch_time: float
     slots: NDArray[np.int32]
     out: ForwardOut
     prompt_logprobs: TokenLogprobs | None
@@ -128,7 +131,7 @@ class InFlight:
     """A launched step whose result is on its way to the host.
 
     Attributes:
-        launch_time: when it was enqueued; seconds, `time.perf_counter`.
+        launch_time: when its forward program was enqueued; seconds, `time.perf_counter`.
     """
 
     plan: StepPlan
@@ -175,6 +178,15 @@ class StepRunner:
         if jax.default_backend() != "cpu":
             self._run_each_step_once()
         self.host = HostStore(shapes, self._programs, self._cache.layers[0].values.sharding)
+
+    @property
+    def params(self) -> DecoderParams:
+        """The weights."""
+        return self._params
+
+    def counted(self, bucket: Bucket) -> Mapping[str, float]:
+        """What XLA counts in the forward program of a bucket, such as "flops"; maybe nothing."""
+        return self._programs["forward", bucket].cost_analysis() or {}
 
     def measure_loads(self) -> LoadCosts:
         """What it costs to load host pages, and to compute tokens instead."""
@@ -247,9 +259,10 @@ class StepRunner:
         self._cache, self._slots, out = self._programs["forward", bucket](
             self._params, self._cache, self._slots, packed
         )
+        launch_time = time.perf_counter()
         prompt_logprobs = self._score(plan, bucket, out) if scores else None
         slots = layout.slots(packed, len(plan.rows))
-        return Started(plan, bucket, slots, out, prompt_logprobs)
+        return Started(plan, bucket, launch_time, slots, out, prompt_logprobs)
 
     def load_masks(self, slots: list[int], masks: NDArray[np.int32]) -> None:
         """Say which tokens may come next in slots that have a grammar: masks [len(slots), W]."""
@@ -266,8 +279,7 @@ class StepRunner:
     def finish(self, step: Started) -> InFlight:
         """Enqueue the choice of a started step's tokens. Steps are finished in their order."""
         sampled = self._sample(step.slots, step.out)
-        now = time.perf_counter()
-        result = InFlight(step.plan, step.bucket, now, sampled, step.prompt_logprobs)
+        result = InFlight(step.plan, step.bucket, step.launch_time, sampled, step.prompt_logprobs)
         for array in jax.tree.leaves((result.sampled, result.prompt_logprobs)):
             array.copy_to_host_async()
         return result

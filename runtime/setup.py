@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -16,71 +16,57 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paged.cache import KV_DTYPES, CacheSpec, read_pages
-from paged.groups import group_layers, most_pages
+from paged.cache import read_pages
 from paged.models.config import ModelConfig, resolve_dtype
 from paged.models.loading import ModelSource
 from paged.models.mesh import shares
 from paged.models.offloading import OnHost, host_shapes
 from paged.models.quantized import weight_bytes
 from paged.models.registry import get_family
-from paged.models.spread import check_devices, spread_shapes
+from paged.models.spread import check_devices
 from paged.models.weights import for_device
 from paged.pool import PagePool
 from paged.runtime.about import StartClock
-from paged.runtime.backend import choose_backend, slower_paths
-from paged.runtime.buckets import FEWEST_ROWS_ON_GPU, Buckets
+from paged.runtime.backend import slower_paths
 from paged.runtime.compiler import Compiler
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
 from paged.runtime.device_probe import MEMORY_FRACTIONS
 from paged.runtime.disk_pages import DiskPages
 from paged.runtime.disk_tier import DiskTier
+from paged.runtime.division import (
+    DEVICE_RESERVE,
+    memory_plan,
+    num_bytes,
+    scheduler_config,
+    shapes_before_pages,
+    weight_shapes,
+    with_host_pages,
+)
 from paged.runtime.errors import ConfigError
-from paged.runtime.lanes import Lanes
 from paged.runtime.lowering import processes_for
 from paged.runtime.memory import (
     MemoryPlan,
     available_memory,
     check_host_memory,
-    fit_model_len,
-    host_pages,
-    page_memory,
     size_text,
 )
 from paged.runtime.placement import Placement, choose_devices
 from paged.runtime.programs import step_memory
 from paged.runtime.runner import StepRunner
 from paged.runtime.scheduler import SchedulerConfig
-from paged.runtime.steps import MOST_MOVED, StepShapes
+from paged.runtime.steps import StepShapes
 from paged.runtime.tuning import tilings_for
 from paged.runtime.weight_offload import cost_report, layers_on_host
 
 logger = logging.getLogger(__name__)
 
 _GIB = 2**30
-_CPU_KV_MEMORY = _GIB
 # GiB of pinned host memory that JAX takes at most unless told otherwise, and what it needs of that
 # beside host pages: every transfer goes through such memory.
 _PINNED_BY_DEFAULT = 64
 _PINNED_FOR_OTHERS = 8
 _PINNED_LIMIT = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
-# For pages on their way to the host or back: those that a step of 8,192 tokens fills, in a model of
-# 8B parameters. Of a smaller device a share.
-_TRANSIT = _GIB
-_TRANSIT_SHARE = 1 / 32
-# Kernels' workspaces and allocator rounding, which no program reports.
-_DEVICE_RESERVE = _GIB // 2
-# What an engine may use, by default, of a GPU of 70 GiB: from here on it runs 1024 sequences.
-_LARGE_BUDGET = 63 * _GIB
-
-
-@dataclass(frozen=True)
-class StepLimits:
-    """Sequences and tokens in a step, as flags or the platform's defaults say."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
 
 
 def claim_devices(config: EngineConfig) -> tuple[jax.Device, ...]:
@@ -132,7 +118,7 @@ def prepare(
             "The device has run out of memory while the model was loaded. See with `nvidia-smi` "
             "whether something else uses it, and lower --gpu-memory-utilization "
             f"(it is {config.gpu_memory_utilization:g}), --max-num-batched-tokens or "
-            "--max-num-seqs."
+            "--max-num-seqs: see docs/failures.md#out-of-memory."
         ) from error
 
 
@@ -167,14 +153,14 @@ def _prepare(
             jax.block_until_ready(params)
         with clock.phase("compile"):
             runner = StepRunner(shapes, params, compiler, progress=progress)
-    scheduling = _scheduling(config, shapes)
+    scheduling = scheduler_config(config, shapes)
     if source.on_host:
         counts = len(source.on_host), source.config.num_layers
         seconds = runner.measure_smallest_step()
         logger.warning("%s", cost_report(*counts, memory.weights_on_host, seconds))
     if memory.num_host_pages:
         costs = runner.measure_loads()
-        logger.info("%s", costs.report(memory.bytes_per_page))
+        logger.info("%s", costs.report(memory.bytes_per_host_page))
         scheduling = replace(scheduling, load_costs=costs)
     return runner, scheduling, memory
 
@@ -229,7 +215,7 @@ def open_disk_tier(
         raise _unusable(error) from error
     logger.info(
         "%d pages in %s, which reads %.2f GB/s",
-        *(len(files), folder, runner.shapes.cache.bytes_per_page / files.seconds_per_page / 1e9),
+        *(len(files), folder, runner.shapes.bytes_per_host_page / files.seconds_per_page / 1e9),
     )
     return DiskTier(files, pool, runner, scheduling.windows, scheduling.load_costs)
 
@@ -250,43 +236,12 @@ def tell_quantization(model: ModelConfig, specs: Any, dtype: jnp.dtype) -> None:
     )
 
 
-def _scheduling(config: EngineConfig, shapes: StepShapes) -> SchedulerConfig:
-    return SchedulerConfig(
-        max_num_seqs=shapes.buckets.max_num_seqs,
-        max_num_batched_tokens=shapes.buckets.mixed[-1],
-        max_model_len=shapes.max_model_len,
-        policy=config.scheduling_policy,
-        enable_chunked_prefill=config.enable_chunked_prefill,
-        long_prefill_token_threshold=config.long_prefill_token_threshold,
-        windows=shapes.cache.windows,
-        lanes=Lanes(
-            long_prompt=config.long_prompt_threshold,
-            share=config.short_request_share,
-            most_long=config.max_long_partial_prefills,
-        ),
-    )
-
-
 @contextmanager
 def timed(what: str) -> Iterator[None]:
     """Log how long it took."""
     started = time.perf_counter()
     yield
     logger.info("%s in %.1f s", what, time.perf_counter() - started)
-
-
-def step_limits(config: EngineConfig, budget: int | None) -> StepLimits:
-    """What flags say, or else what suits the platform (as their help says).
-
-    Args:
-        budget: bytes the engine may use of its device, None on a CPU.
-    """
-    if budget is None:
-        seqs, tokens = 32, 512
-    else:
-        seqs, tokens = (1024 if budget >= _LARGE_BUDGET else 256), 8192
-    seqs = config.max_num_seqs or seqs
-    return StepLimits(seqs, config.max_num_batched_tokens or max(tokens, seqs))
 
 
 def free_memory(device: jax.Device) -> int:
@@ -297,23 +252,6 @@ def free_memory(device: jax.Device) -> int:
             f"{device.device_kind} does not report its memory. Give --kv-cache-memory-bytes."
         )
     return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
-
-
-def _check_limits(config: EngineConfig, limits: StepLimits, max_model_len: int) -> StepLimits:
-    """Limits that go together, none larger than the sequences can fill."""
-    seqs, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
-    if tokens < seqs:
-        raise ConfigError(
-            f"--max-num-batched-tokens ({tokens}) must be at least --max-num-seqs ({seqs}), "
-            "so that every sequence can advance in each step."
-        )
-    if not config.enable_chunked_prefill and tokens < max_model_len:
-        raise ConfigError(
-            f"Without chunked prefill a prompt must fit one step: --max-num-batched-tokens "
-            f"({tokens}) is smaller than --max-model-len ({max_model_len}). Raise the one or lower "
-            "the other, or leave chunked prefill on."
-        )
-    return replace(limits, max_num_batched_tokens=min(tokens, seqs * max_model_len))
 
 
 def _divide_memory(
@@ -334,147 +272,25 @@ def _divide_memory(
     dtype = resolve_dtype(config.dtype, model, device.platform)
     check_devices(get_family(model.architecture).specs(model), model, len(devices))
     placement = Placement.on(devices, latents=model.latent_rank is not None)
-    own = model.share(len(devices))
-    shapes = _shapes_before_pages(config, own, device, dtype, budget)
-    shapes = replace(shapes, placement=placement)
+    shapes = shapes_before_pages(config, model, placement, device, dtype, budget)
     seconds = config.attention_tuning_seconds
     tilings = tilings_for(shapes, dtype, device, seconds=seconds, memory=budget, progress=progress)
-    params = host_shapes(weight_shapes(model, dtype, shapes.placement), on_host, device)
-    weights_on_host = _num_bytes([each for each in params.layers if isinstance(each, OnHost)])
-    weights = _num_bytes(shares(params)) - weights_on_host
+    params = host_shapes(weight_shapes(model, dtype, placement), on_host, device)
+    weights_on_host = num_bytes([each for each in params.layers if isinstance(each, OnHost)])
+    weights = num_bytes(shares(params)) - weights_on_host
     shapes = replace(shapes, tilings=tilings)
-    shapes = _with_host_pages(config, shapes, budget, taken=weights_on_host)
-    transit = shapes.transit_room * shapes.cache.bytes_per_page
-    state = _num_bytes(jax.eval_shape(lambda: (shapes.slot_state(), shapes.sampler_state())))
-    if budget is None or config.kv_cache_memory_bytes is not None:
-        steps, kv_bytes = 0, config.kv_cache_memory_bytes or _CPU_KV_MEMORY
-    else:
-        steps = step_memory(shapes, for_device(params, device), compiler) + _DEVICE_RESERVE
-        kv_bytes = page_memory(budget, weights, state, steps + transit)
-    from_share = budget is not None and config.kv_cache_memory_bytes is None
-    length = _fitting_length(config, shapes, kv_bytes, from_share=from_share)
-    memory = MemoryPlan(
-        budget=budget,
-        weights=weights,
-        state=state,
-        steps=steps,
-        bytes_per_page=shapes.cache.bytes_per_page,
-        page_size=config.block_size,
-        num_pages=kv_bytes // shapes.cache.bytes_per_page,
-        max_model_len=length,
-        pages_per_sequence=most_pages(shapes.cache.windows, length, 1, config.block_size),
-        num_host_pages=shapes.num_host_pages,
-        transit=transit,
-        weights_on_host=weights_on_host,
-        num_devices=len(devices),
-    )
-    cache = replace(shapes.cache, num_pages=memory.num_pages)
-    own = own.for_length(length)
-    return replace(shapes, model=own, cache=cache, max_model_len=length), dtype, memory
-
-
-def weight_shapes(model: ModelConfig, dtype: jnp.dtype, placement: Placement) -> Any:
-    """The shapes of a model's weights, as all devices have them."""
-    specs = get_family(model.architecture).specs(model)
-    return spread_shapes(specs, model, dtype, placement.mesh)
-
-
-def _shapes_before_pages(
-    config: EngineConfig,
-    model: ModelConfig,
-    device: jax.Device,
-    dtype: jnp.dtype,
-    budget: int | None,
-) -> StepShapes:
-    """Shapes with the number of pages still open: the longest sequence's worth."""
-    wanted = config.max_model_len
-    length = model.context_length if wanted in (None, -1) else wanted
-    limits = _check_limits(config, step_limits(config, budget), length)
-    groups = group_layers(model.windows, length)
-    cache = CacheSpec(
-        num_layers=max(len(group.layers) for group in groups),
-        num_pages=-(-length // config.block_size) + 1,
-        page_size=config.block_size,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        dtype=kv_dtype(config.kv_cache_dtype, dtype, device, latents=model.latent_rank is not None),
-        groups=groups,
-        latent_rank=model.latent_rank,
-    )
-    return StepShapes(
-        family=get_family(model.architecture),
-        model=model,
-        cache=cache,
-        buckets=Buckets.make(
-            limits.max_num_seqs,
-            limits.max_num_batched_tokens,
-            fewest_rows=1 if device.platform == "cpu" else FEWEST_ROWS_ON_GPU,
-        ),
-        max_model_len=length,
-        backend=choose_backend(config.attention_backend, device),
-    )
-
-
-def _with_host_pages(
-    config: EngineConfig, shapes: StepShapes, budget: int | None, *, taken: int
-) -> StepShapes:
-    """Shapes that know how many pages the host has, and how many can be on their way at once.
-
-    Args:
-        taken: bytes of the host's memory that weights will take.
-    """
-    bytes_per_page = shapes.cache.bytes_per_page
-    wanted = int(config.kv_offloading_size * _GIB)
-    if not wanted:
-        return shapes
     available = available_memory(swap=False)
-    available = None if available is None else available - taken
-    on_host = bytes_per_page * shapes.placement.num_devices
-    num_pages = host_pages(wanted, on_host, available)
-    transit = min(_TRANSIT, int((budget or 0) * _TRANSIT_SHARE))
-    room = max(transit // bytes_per_page, MOST_MOVED)
-    return replace(shapes, num_host_pages=num_pages, transit_room=room)
-
-
-def _fitting_length(
-    config: EngineConfig, shapes: StepShapes, kv_bytes: int, *, from_share: bool
-) -> int:
-    """The longest sequence that pages of so many bytes hold, see `fit_model_len`."""
-    windows, chunk = shapes.cache.windows, _scheduling(config, shapes).longest_chunk
-    bytes_per_page = shapes.cache.bytes_per_page
-    return fit_model_len(
-        config.max_model_len,
-        shapes.model.context_length,
-        num_pages=kv_bytes // bytes_per_page,
-        pages_of=lambda length: most_pages(windows, length, chunk, config.block_size),
-        kv_bytes=kv_bytes,
-        bytes_per_page=bytes_per_page,
-        from_share=from_share,
+    available = None if available is None else available - weights_on_host
+    shapes = with_host_pages(config, shapes, budget, available)
+    steps = 0
+    if budget is not None and config.kv_cache_memory_bytes is None:
+        steps = step_memory(shapes, for_device(params, device), compiler) + DEVICE_RESERVE
+    memory = memory_plan(
+        config, shapes, budget, weights=weights, weights_on_host=weights_on_host, steps=steps
     )
-
-
-def kv_dtype(
-    name: str, dtype: jnp.dtype, device: jax.Device, *, latents: bool = False
-) -> jnp.dtype:
-    """The element type of pages by the name of a flag, for a model of `dtype`.
-
-    Raises:
-        ConfigError: the device cannot read it, or pages of latents are not there in 8 bits.
-    """
-    wanted = dtype if name == "auto" else KV_DTYPES[name]
-    if latents and wanted.itemsize == 1:
-        raise ConfigError(
-            f"--kv-cache-dtype {name} is not there for the latents that this model keeps in its "
-            "pages. Use auto, bfloat16, float16 or float32."
-        )
-    capability = getattr(device, "compute_capability", None)
-    if wanted == jnp.float8_e4m3fn and capability is not None and float(capability) < 8.9:
-        raise ConfigError(
-            f"--kv-cache-dtype {name} needs a GPU of compute capability 8.9 or above, and "
-            f"{device.device_kind} has {capability}. Use int8 or fp8_e5m2."
-        )
-    return wanted
-
-
-def _num_bytes(tree: Any) -> int:
-    return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
+    length = memory.max_model_len
+    cache = replace(shapes.cache, num_pages=memory.num_pages)
+    shapes = replace(
+        shapes, model=shapes.model.for_length(length), cache=cache, max_model_len=length
+    )
+    return shapes, dtype, memory

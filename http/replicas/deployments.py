@@ -28,7 +28,7 @@ from paged.http.replicas.pipes import Address, Inbox, Inboxes, ReplicaLost
 from paged.http.replicas.relay import Messages, Relay
 from paged.http.replicas.replica import Replica
 from paged.http.replicas.request import Asked
-from paged.http.server import LAST_WORDS
+from paged.http.server import TIME_TO_LEAVE
 from paged.runtime.errors import Overloaded
 
 # A router holds little of a request; how many it may hold is for the replicas to say.
@@ -124,7 +124,7 @@ async def _watch(call: DeploymentResponse, inbox: Inbox) -> None:
 def application(told: Told) -> Application:
     """An application as it was described."""
     # Serve ends what takes longer; engines get the rest to say so.
-    grace = told.server.shutdown_timeout + LAST_WORDS
+    grace = told.server.shutdown_timeout + TIME_TO_LEAVE
     replicas = serve.deployment(
         ServedReplica,
         name="Replica",

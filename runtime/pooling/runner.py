@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -88,6 +89,9 @@ class PoolingRunner:
     def num_compiles(self) -> int:
         return num_compiles() - self._compiles_at_start
 
+    def watch(self, when_gone: Callable[[str], object]) -> None:
+        """Nothing: it goes with this process."""
+
     def launch(self, batch: Batch) -> Launched:
         return self.launch_packed(batch.shape, pack(batch))
 
@@ -96,6 +100,9 @@ class PoolingRunner:
         vectors = self._programs[shape](self._params, packed)
         vectors.copy_to_host_async()
         return Launched(vectors)
+
+    def kill(self, reason: str) -> None:
+        """Nothing: a thread cannot be ended from outside."""
 
     def close(self) -> None:
         """Give the device's memory back."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from paged.runtime.ending import await_end
 from paged.runtime.errors import EngineDead, Overloaded
 from paged.runtime.gate import DrainRate
 from paged.runtime.messages import EngineStats
@@ -40,7 +41,13 @@ class Runner(Protocol):
     def num_compiles(self) -> int:
         """Programs compiled since it was made; 0 unless something is wrong."""
 
+    def watch(self, when_gone: Callable[[str], object]) -> None:
+        """Have it said when its process has ended, if it has one, and how."""
+
     def launch(self, batch: Batch) -> Launched: ...
+    def kill(self, reason: str) -> None:
+        """Die, even in the middle of a batch, if that can be done; called from any thread."""
+
     def close(self) -> None: ...
 
 
@@ -82,6 +89,7 @@ class Worker:
         self.dead_error: EngineDead | None = None
         self._max_waiting, self._max_waiting_tokens = max_waiting, max_waiting_tokens
         self._rate, self._last_read = DrainRate(), 0.0
+        self._last_news = time.monotonic()
         self._runner = runner
         self._waiting = Waiting(grid)
         self._live: set[Request[Any]] = set()
@@ -90,10 +98,31 @@ class Worker:
         # Set once, after which nothing is taken. The lock is reentrant because the garbage
         # collector may call `shutdown` anywhere.
         self._closed: str | None = None
+        self._has_ended = False
         self._changed = threading.Condition(threading.RLock())
         run = partial(copy_context().run, self._run)  # log lines there are about the same model
         self._thread = threading.Thread(target=run, name="paged-pooling", daemon=True)
         self._thread.start()
+        runner.watch(self.die)
+
+    @property
+    def num_steps(self) -> int:
+        return self._counts.steps
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last news of a batch, while texts wait for one; else 0."""
+        is_busy = self._counts.running or len(self._waiting)
+        return time.monotonic() - self._last_news if is_busy else 0.0
+
+    def check_running(self) -> None:
+        """Raises EngineDead if it was shut down or has died."""
+        if self._closed is not None:
+            raise EngineDead(self._closed)
+
+    def kill(self, reason: str) -> None:
+        """Have it die, though a batch hangs; see `Runner.kill`."""
+        self._runner.kill(reason)
 
     def submit[T](
         self,
@@ -109,9 +138,10 @@ class Worker:
         """
         request: Request[T] = Request(texts, finish, advance)
         with self._changed:
-            if self._closed is not None:
-                raise EngineDead(self._closed)
+            self.check_running()
             self._check_room(texts)
+            if not self.silence:
+                self._last_news = time.monotonic()
             self._live.add(request)
             self._waiting.add(request)
             self._changed.notify()
@@ -163,12 +193,14 @@ class Worker:
                 self._changed.notify()
 
     def shutdown(self) -> None:
-        """End every request with EngineDead, close the runner and wait for both. Idempotent."""
+        """End every request with EngineDead, close the runner and wait for both. Idempotent.
+
+        A batch that hangs is not waited for.
+        """
         with self._changed:
             self._closed = self._closed or _SHUT_DOWN
             self._changed.notify()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        await_end(self._thread, lambda: not self._has_ended, self._runner.kill)
 
     # What follows runs in the thread.
 
@@ -177,12 +209,17 @@ class Worker:
             while self._closed is None:
                 self._step()
         except Exception as error:
-            logger.exception("The engine stopped after an error in a step")
-            cause = f"the engine stopped after an error in a step: {type(error).__name__}: {error}"
-            self.dead_error = EngineDead(cause)
-            self._closed = cause
+            self._fail(error)
         self._end_all()
+        self._has_ended = True
         self._runner.close()
+
+    def _fail(self, error: Exception) -> None:
+        if self._closed is not None:  # a process that is known to be gone
+            return
+        logger.exception("The engine stopped after an error in a step")
+        cause = f"the engine stopped after an error in a step: {type(error).__name__}: {error}"
+        self.dead_error, self._closed = EngineDead(cause), cause
 
     def _step(self) -> None:
         """Launch what waits, then read what was launched before it; sleep if there is neither."""
@@ -197,8 +234,8 @@ class Worker:
             self._read(*self._in_flight.popleft())
 
     def _launch(self, batch: Batch) -> None:
-        self._in_flight.append(_InFlight(batch, self._runner.launch(batch)))
         self._counts.running += len(batch.texts)
+        self._in_flight.append(_InFlight(batch, self._runner.launch(batch)))
         self._counts.steps += 1
         self._counts.tokens += sum(len(text.tokens.token_ids) for text in batch.texts)
 
@@ -208,7 +245,7 @@ class Worker:
         if len(self._waiting):
             num_tokens = sum(len(text.tokens.token_ids) for text in batch.texts)
             self._rate.observe(num_tokens, now - self._last_read)
-        self._last_read = now
+        self._last_read = self._last_news = now
         self._counts.running -= len(batch.texts)
         for text, vector in zip(batch.texts, vectors, strict=False):  # rows may be empty
             text.request.deliver(text.place, vector)

@@ -123,6 +123,8 @@ def test_probes_are_told_how_the_start_gets_on(model: Path, tmp_path: Path, coun
         assert server.process.stdout
         assert server.process.stdout.readline().startswith("Ready: ")
         assert httpx2.get(f"{server.root}/ready").status_code == 200
+        metrics = httpx2.get(f"{server.root}/metrics").text
+        assert 'paged:requests_refused_total{cause="loading"} 2.0' in metrics
         server.process.terminate()
         assert server.process.wait(10) == 0
 
@@ -159,6 +161,22 @@ def test_a_signal_while_this_process_loads_waits_for_nothing(
         serve.serve(load, listener, options)
         may_go_on.set()
     assert left == [options]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ConfigError])
+def test_whatever_ends_the_loading_the_doors_are_closed(error: type[BaseException]) -> None:
+    """A loop that is closed while its server listens warns, and here a warning is an error that
+    leaves uvloop waiting for ever.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def load(stack: ExitStack) -> Opened:
+            assert httpx2.get(f"http://127.0.0.1:{port}/health").status_code == 503
+            raise error
+
+        with pytest.raises(error):
+            serve.serve(load, listener, ServeOptions())
 
 
 def test_a_signal_leaves_no_socket_behind(model: Path, tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from threading import Event
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paged.runtime import disk_pages
 from paged.runtime.disk_pages import DiskPages, FoundPage
 from paged.runtime.fingerprint import fingerprint
 from tests.runtime.remote import wait_until
@@ -102,6 +104,55 @@ def test_what_is_cleared_is_gone_with_what_waits_to_be_written(
     settle(pages)
     assert [number for number in range(1, 5) if name_of(number) in pages] == [4]
     assert [path.stem for path in tmp_path.iterdir()] == [name_of(4).hex()]
+
+
+def test_what_is_forgotten_is_gone_but_may_be_written_again(
+    pages: DiskPages, tmp_path: Path
+) -> None:
+    write(pages, 1, 2)
+    settle(pages)
+    gate = Event()
+    pages._writer.submit(gate.wait)
+    write(pages, 3, 4)
+    pages.forget([name_of(number) for number in (1, 3, 5)])
+    assert name_of(1) not in pages
+    write(pages, 3)  # by another sequence, with other content
+    gate.set()
+    settle(pages)
+    assert [number for number in range(1, 6) if name_of(number) in pages] == [2, 3, 4]
+    assert sorted(path.stem for path in tmp_path.iterdir()) == [
+        name_of(number).hex() for number in (2, 3, 4)
+    ]
+    assert not pages._unwanted
+
+
+@pytest.mark.parametrize("place", ["digest", "stack"])
+def test_what_cannot_be_written_does_not_wait_for_ever(
+    pages: DiskPages,
+    place: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: object) -> bytes:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_pages, "_digest" if place == "digest" else "_borrowed", fail)
+        write(pages, 1, 2, 3)
+        settle(pages)
+    assert pages.num_waiting == 0
+    assert "3 pages were not written" in caplog.text
+    write(pages, 1)
+    settle(pages)
+    assert len(pages) == 1
+
+
+def test_a_start_with_less_room_keeps_what_was_used_last(tmp_path: Path) -> None:
+    written(tmp_path, 1, 2, 3)
+    pages = DiskPages(tmp_path, PAGE_BYTES, PAGE)
+    settle(pages)
+    assert [path.stem for path in tmp_path.iterdir()] == [name_of(3).hex()]
+    pages.close()
 
 
 def test_a_clear_while_the_writer_makes_room(pages: DiskPages) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,6 +93,9 @@ class FakeRunner:
     def __post_init__(self) -> None:
         self.gate.set()
 
+    def watch(self, when_gone: Callable[[str], object]) -> None:
+        pass
+
     def launch(self, batch: Batch) -> Launched:
         self.entered.set()
         assert self.gate.wait(20)
@@ -100,6 +104,9 @@ class FakeRunner:
             raise RuntimeError("out of memory")
         self.batches.append(batch)
         return Launched(batch, self)
+
+    def kill(self, reason: str) -> None:
+        pass
 
     def close(self) -> None:
         self.closed = True
