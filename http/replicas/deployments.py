@@ -24,9 +24,9 @@ from starlette.types import Message, Receive, Scope, Send
 from paged.http.api.errors import ApiError
 from paged.http.replicas.joined import Whole
 from paged.http.replicas.options import ReplicaOptions, Told
-from paged.http.replicas.pipes import Address, Inbox, Inboxes, ReplicaLost
 from paged.http.replicas.relay import Messages, Relay
 from paged.http.replicas.replica import Replica
+from paged.http.replicas.reply_pipes import Address, Inbox, Inboxes, ReplicaLost
 from paged.http.replicas.request import Asked
 from paged.http.server import TIME_TO_LEAVE
 from paged.runtime.errors import Overloaded

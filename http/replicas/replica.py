@@ -18,7 +18,7 @@ from paged.http.entries import read_entries
 from paged.http.logs import configure_logging, log_stats
 from paged.http.options import ServeOptions
 from paged.http.replicas.joined import Whole
-from paged.http.replicas.pipes import Address, Pipes
+from paged.http.replicas.reply_pipes import Address, Pipes
 from paged.http.replicas.request import Asked
 from paged.http.serve import make_app, settled, with_key
 from paged.http.server import named_engines

@@ -11,8 +11,8 @@ import pytest
 from starlette.types import Message
 
 from paged.http.app import create_app
-from paged.http.replicas.pipes import Address, Inbox, Inboxes, Part, Pipes, ReplicaLost
 from paged.http.replicas.replica import respond
+from paged.http.replicas.reply_pipes import Address, Inbox, Inboxes, Part, Pipes, ReplicaLost
 from paged.http.replicas.request import asked
 from tests.http.fakes import FakeEngine
 

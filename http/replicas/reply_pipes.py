@@ -98,7 +98,8 @@ class Inbox:
         if part.more is None:
             self._is_ended = True
         elif last is not None and last["type"] == _BODY and not part.status:
-            last |= {"body": last["body"] + part.body, "more_body": part.more}
+            last["body"] += part.body
+            last["more_body"] = part.more
         else:
             self._came.append(_message(part))
         self._news.set()
