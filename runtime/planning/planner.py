@@ -31,6 +31,8 @@ from paged.runtime.pooling.setup import runs_pooling
 from paged.runtime.steps import StepShapes
 from paged.runtime.weight_offload import layers_on_host
 
+NOT_FETCHED = "nothing is fetched here"
+"""Said of a model that is not in the hub's cache."""
 # Batches whose steps a plan tells, as far as they fit.
 _BATCHES = (1, 8, 32, 64, 128, 256, 512, 1024)
 
@@ -241,7 +243,7 @@ def local_model(config: EngineConfig) -> ModelSource:
         ConfigError, CheckpointError: it is not supported, or damaged.
         ModelNotFoundError: it is not here.
     """
-    with _without_the_hub():
+    with without_the_hub():
         return find_model(replace(config, load_format="dummy"))
 
 
@@ -261,15 +263,15 @@ def _bytes_on_host(config: EngineConfig, source: ModelSource, dtype: jnp.dtype) 
 
 
 @contextmanager
-def _without_the_hub() -> Iterator[None]:
-    """Hub ids are looked up in the cache alone: planning fetches nothing."""
+def without_the_hub() -> Iterator[None]:
+    """What is looked up meanwhile is looked up in the hub's cache alone: nothing is fetched."""
     from huggingface_hub import constants
 
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
     try:
         yield
     except ModelNotFoundError as error:
-        message = str(error).replace("HF_HUB_OFFLINE is set", "a plan fetches nothing")
+        message = str(error).replace("HF_HUB_OFFLINE is set", NOT_FETCHED)
         raise ModelNotFoundError(message) from error
     finally:
         constants.HF_HUB_OFFLINE = before

@@ -27,9 +27,11 @@ def warnings(plan: Plan) -> list[str]:
 def _lengths(plan: Plan) -> Iterator[str]:
     length, longest = plan.workload.length, plan.memory.max_model_len
     if length > longest:
+        most = plan.source.config.context_length
+        remedy = "Raise it." if longest < most else "The model was made for no more."
         yield (
             f"A typical request has {length:,} tokens, more than --max-model-len {longest}: its "
-            "prompt would be refused or its answer cut. Raise --max-model-len."
+            f"prompt would be refused or its answer cut. {remedy}"
         )
     elif longest > _LONGER * length:
         yield (

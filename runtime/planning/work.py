@@ -108,11 +108,8 @@ def work_of(
     expert_flop = 0.0
     if routing is not None:
         multiplied = routing.num_experts if all_experts else routing.num_chosen
-        each = 6 * model.hidden_size * routing.expert_size * multiplied
-        expert_flop = mixtures * each / devices
-    products = _products(specs)
-    if expanded_weights(shapes, device):
-        products = "expanded"
+        expert_flop = mixtures * multiplied * _expert_flop(model, routing) / devices
+    products = "expanded" if expanded_weights(shapes, device) else _products(specs)
     heads = model.num_heads / devices
     return Work(
         layer_bytes=stored.layers,
@@ -144,6 +141,11 @@ def routing_of(model: ModelConfig) -> Routing | None:
     """How tokens choose experts, or None of a model without."""
     found = getattr(model.extras, "routing", model.extras)
     return found if isinstance(found, Routing) else None
+
+
+def _expert_flop(model: ModelConfig, routing: Routing) -> float:
+    """Products of a token with one expert: gate, up and down projection."""
+    return 2 * 3 * model.hidden_size * routing.expert_size
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,11 @@ import shutil
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import huggingface_hub
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from paged.http.cli import main
 from paged.http.doctor import check_port
@@ -162,6 +165,23 @@ def test_whether_it_fits_the_gpu_that_is_here() -> None:
 def test_models_that_are_not_here() -> None:
     assert said(EngineConfig(model="/no/such/folder"))["model"].status == "wrong"
     assert said(EngineConfig(model="no/such-model"))["model"].status == "warning"
+
+
+def test_what_the_hub_has_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this model the cache has what describes it, and its weights are for the first start."""
+
+    def cached(name: str, **how: Any) -> str:
+        assert huggingface_hub.constants.HF_HUB_OFFLINE
+        if name == "some/tokenizer":
+            raise LocalEntryNotFoundError(name)
+        return LLAMA
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", cached)
+    found = said(EngineConfig(model="some/model", tokenizer="some/tokenizer"))
+    assert [found[name].status for name in ("model", "weights", "tokenizer")] == [
+        *("ok", "warning", "wrong")
+    ]
+    assert "hf download some/model" in found["weights"].remedy
 
 
 def test_the_embedded_model_is_well_and_its_template_shown() -> None:
