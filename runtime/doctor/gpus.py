@@ -148,6 +148,13 @@ def check_visibility(
         )
     elif found:
         yield ok("visible GPUs", f"{len(seen)} of {len(found)}")
+    elif wanted > 1:
+        yield warning(
+            "visible GPUs",
+            f"--tensor-parallel-size {wanted} wants as many devices, and there is no GPU",
+            "Leave it out. For tests XLA_FLAGS=--xla_force_host_platform_device_count="
+            f"{wanted} makes as many of the CPU.",
+        )
 
 
 def check_memory(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import resource
 import shutil
 import socket
@@ -75,7 +77,8 @@ def test_visible_gpus(chosen: str | None, devices: int, status: str) -> None:
     environment = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
     config = EngineConfig(tensor_parallel_size=devices)
     assert statuses(gpus.check_visibility([H200], config, environment)) == [status]
-    assert statuses(gpus.check_visibility([], config, environment)) == []
+    without = statuses(gpus.check_visibility([], config, environment))
+    assert without == ([] if devices == 1 else ["warning"])
 
 
 def test_memory_that_others_have_is_told_with_a_share_that_would_do() -> None:
@@ -208,6 +211,12 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.touch()
     assert look(file / "below") == ["wrong"]
     assert look(file / "below", fatal=False) == ["warning"]
+
+    def closed(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "exists", closed)
+    assert look(tmp_path / "of" / "others") == ["wrong"]
 
 
 def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
