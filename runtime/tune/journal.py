@@ -89,7 +89,7 @@ class Journal:
             self._read(lines)
 
     def begin(self, start: Start) -> None:
-        """What the baseline was, before its first run. Raises ConfigError if that cannot be kept."""
+        """What the baseline was, before its first run. Raises ConfigError if it cannot be kept."""
         self.start = start
         self._append(_Header(self._task, start))
 

@@ -69,6 +69,7 @@ def test_the_flags_are_a_file_that_serve_reads(folder: Path) -> None:
 def test_every_run_is_kept(folder: Path) -> None:
     header, *lines = map(json.loads, (folder / NAME).read_text().splitlines())
     assert header["task"]["goals"] == {"ttft": 60_000, "tpot": 10_000}
+    assert header["start"]["device"] == "CPU"
     assert header["start"]["values"]["max_model_len"] == 256
     assert header["start"]["facts"]["longest"] == 25 + 4
     assert [line.get("lever", "") for line in lines] == ["", "", "memory for pages"]
