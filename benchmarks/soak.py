@@ -336,16 +336,16 @@ def _leftovers(metrics: str) -> list[str]:
 
 
 def _miscounted(metrics: str, seen: Seen) -> list[str]:
-    """Where the server's counters and its clients disagree. Who left may count as anything."""
+    """Where the server's counters and its clients disagree. Who left may count as anything, and as
+    nothing if they did before the server looked.
+    """
     handler = 'handler="/v1/completions"'
     counted = {
-        "requests": _sum(metrics, "http_requests", handler),
         "replies with 400": _sum(metrics, "http_requests", f'{handler}[^}}]*status="400"'),
         "replies with 404": _sum(metrics, "http_requests", f'{handler}[^}}]*status="404"'),
         "restarts": _sum(metrics, "paged:engine_restarts"),
     }
     expected = {
-        "requests": sum(seen.statuses.values()) + seen.left,
         "replies with 400": seen.statuses[400],
         "replies with 404": seen.statuses[404],
         "restarts": seen.kills,
@@ -355,9 +355,13 @@ def _miscounted(metrics: str, seen: Seen) -> list[str]:
         for name in counted
         if counted[name] != expected[name]
     ]
-    errors = _sum(metrics, "vllm:request_success", 'finished_reason="error"')
-    if not seen.failed <= errors <= seen.failed + seen.left:
-        found.append(f"the server counts {errors:g} errors, its clients {seen.failed}")
+    bounded = {
+        "requests": (_sum(metrics, "http_requests", handler), sum(seen.statuses.values())),
+        "errors": (_sum(metrics, "vllm:request_success", 'finished_reason="error"'), seen.failed),
+    }
+    for name, (number, least) in bounded.items():
+        if not least <= number <= least + seen.left:
+            found.append(f"the server counts {number:g} {name}, its clients {least}")
     return found
 
 

@@ -181,16 +181,23 @@ def fit_model_len(
     if length > fits or fits < _SHORTEST:
         length = max(length, _SHORTEST)
         needed = (pages_of(length) + 1) * bytes_per_page
-        shorter = f"Use --max-model-len {fits} or less, or give" if fits >= _SHORTEST else "Give"
-        share = "--gpu-memory-utilization or " if from_share else ""
-        raise ConfigError(
-            f"The model's max seq len ({length}) is larger than the maximum number of tokens that "
-            f"can be stored in KV cache ({max(fits, 0)}): one such sequence needs "
-            f"{size_text(needed)}, and {size_text(kv_bytes)} is there. {shorter} more memory with "
-            f"{share}--kv-cache-memory-bytes {-(-needed // 2**20)}M: see "
-            "docs/failures.md#kv-cache-too-small."
-        )
+        raise _too_long(length, fits, needed, kv_bytes, from_share=from_share)
     return length
+
+
+def _too_long(
+    length: int, fits: int, needed: int, kv_bytes: int, *, from_share: bool
+) -> ConfigError:
+    """Why sequences of a length cannot be served: the pages hold `fits` tokens of one."""
+    shorter = f"Use --max-model-len {fits} or less, or give" if fits >= _SHORTEST else "Give"
+    share = "--gpu-memory-utilization or " if from_share else ""
+    return ConfigError(
+        f"The model's max seq len ({length}) is larger than the maximum number of tokens that "
+        f"can be stored in KV cache ({max(fits, 0)}): one such sequence needs "
+        f"{size_text(needed)}, and {size_text(kv_bytes)} is there. {shorter} more memory with "
+        f"{share}--kv-cache-memory-bytes {-(-needed // 2**20)}M: see "
+        "docs/failures.md#kv-cache-too-small."
+    )
 
 
 def check_host_memory(plan: MemoryPlan, available: int | None) -> None:

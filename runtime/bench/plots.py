@@ -119,7 +119,7 @@ def short(value: float) -> str:
 
 def linear_ticks(top: float) -> list[float]:
     """Round numbers from 0 to the top, some five of them."""
-    step = _round_up(top / _MOST_TICKS)
+    step = _round_up(top / _MOST_TICKS, digits=(1, 2, 5, 10))
     return [step * each for each in range(int(top / step * 1.0001) + 1)]
 
 
@@ -151,10 +151,10 @@ def _scale(axis: Axis, values: Sequence[float], start: float, end: float) -> _Sc
     return _Scale(axis, low, high if high > low else low * 10, start, end)
 
 
-def _round_up(value: float) -> float:
-    """1, 2, 3, 4, 5, 6 or 8 times a power of ten, at least as large."""
+def _round_up(value: float, digits: Sequence[int] = (1, 2, 3, 4, 5, 6, 8, 10)) -> float:
+    """One of these digits times a power of ten, at least as large."""
     power = 10.0 ** math.floor(math.log10(value))
-    return next(each * power for each in (1, 2, 3, 4, 5, 6, 8, 10) if each * power >= value * 0.999)
+    return next(each * power for each in digits if each * power >= value * 0.999)
 
 
 def _round_down(value: float) -> float:

@@ -97,14 +97,13 @@ class PoolingEngine:
         tokenizer = None if config.skip_tokenizer_init else load_tokenizer(config, source)
         apart = prepare_apart(config) if separate_process else None
         ready = apart or prepare_pooling(config, source)
-        reader = Reader(
-            tokenizer=tokenizer,
-            max_model_len=ready.max_model_len,
-            vocab_size=source.config.vocab_size,
-            lowercase=ready.lowercase,
-        )
         return cls(
-            reader,
+            Reader(
+                tokenizer=tokenizer,
+                max_model_len=ready.max_model_len,
+                vocab_size=source.config.vocab_size,
+                lowercase=ready.lowercase,
+            ),
             ready.abilities,
             ready.runner,
             ready.grid,

@@ -90,6 +90,8 @@ def test_numbers_are_short(value: float, text: str) -> None:
 
 def test_ticks_are_round() -> None:
     assert linear_ticks(10) == [0, 2, 4, 6, 8, 10]
+    assert linear_ticks(4) == [0, 1, 2, 3, 4]
+    assert linear_ticks(3000) == [0, 1000, 2000, 3000]
     assert log_ticks(1, 100) == [1, 2, 5, 10, 20, 50, 100]
     assert log_ticks(1, 1e6) == [1, 10, 100, 1e3, 1e4, 1e5, 1e6]
 
