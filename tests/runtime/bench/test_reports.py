@@ -176,6 +176,9 @@ def test_bench_alone_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> N
     assert "throughput|latency|profile|steps|serve|prefix|mixed" in capsys.readouterr().err
     assert main(["bench", "--compare", "/nowhere", "/nowhere"]) == 2
     assert "/nowhere is no result of `paged bench`" in capsys.readouterr().err
+    for flags in (["--compare", "/nowhere", "/nowhere"], ["--html", "/nowhere/page.html"]):
+        assert main(["bench", *flags, "serve"]) == 2
+        assert "leave them out, or serve" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["serving", "latency", "throughput"])
