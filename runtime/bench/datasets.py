@@ -79,6 +79,6 @@ def enough(requests: list[BenchRequest], wanted: int, path: Path) -> list[BenchR
     """The requests. Raises ConfigError if they are fewer than wanted."""
     if len(requests) < wanted:
         raise ConfigError(
-            f"{path} holds {len(requests)} usable prompts, --num-prompts asks for {wanted}"
+            f"{path} holds {len(requests)} usable prompts, and {wanted} are needed"
         )
     return requests
