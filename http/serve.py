@@ -165,6 +165,7 @@ def serve(
             runner.run(server.run_with(opening))
     finally:
         opening.close()
+        server.has_left()
     if server.failure is not None:
         raise server.failure
     return server.status if opening.opened.done() else None
