@@ -8,7 +8,7 @@ from dataclasses import Field, dataclass, fields
 from typing import Any, Literal, get_type_hints
 
 from paged.runtime.errors import ConfigError
-from paged.runtime.flags import choices_of, option, quantization, size_or_auto
+from paged.runtime.flags import choices_of, option, port, quantization, size_or_auto
 from paged.runtime.lanes import DEFAULT_LANES
 
 PAGE_SIZES = (8, 16, 32, 64, 128)
@@ -83,9 +83,19 @@ class EngineConfig:
     )
     tensor_parallel_size: int = option(
         1,
-        "Devices of this machine that share the model: each has its share of the weights and of "
-        "the KV pages. It must divide the attention heads.",
+        "Devices that share the model, in this machine or in --nnodes: each has its share of the "
+        "weights and of the KV pages. It must divide the attention heads.",
         also=("-tp",),
+    )
+    nnodes: int = option(
+        1,
+        "Processes that share the model's devices, one on each of several hosts, all started with "
+        "the same flags but for --node-rank.",
+    )
+    node_rank: int = option(0, "Which of them this is; 0 is the one that answers HTTP.")
+    master_addr: str = option("127.0.0.1", "Address of rank 0 that the others reach.")
+    master_port: int = option(
+        29501, "Port of rank 0 at which the others join.", type=port, metavar="PORT"
     )
     pipeline_parallel_size: int = option(
         1, "Always 1: devices share every layer (--tensor-parallel-size).", also=("-pp",)
@@ -187,6 +197,7 @@ class EngineConfig:
                 f"got {self.block_size}"
             )
         self._check_devices()
+        self._check_hosts()
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
                 "--gpu-memory-utilization must be above 0 and at most 1, "
@@ -266,6 +277,26 @@ class EngineConfig:
                 f"--data-parallel-size must be 1, got {self.data_parallel_size}: a server has one "
                 "copy of a model. Start a server for each copy, on devices of its own "
                 "(CUDA_VISIBLE_DEVICES)"
+            )
+
+    def _check_hosts(self) -> None:
+        if self.nnodes < 1:
+            raise ConfigError(f"--nnodes must be at least 1, got {self.nnodes}")
+        if not 0 <= self.node_rank < self.nnodes:
+            raise ConfigError(
+                f"--node-rank must be at least 0 and below --nnodes ({self.nnodes}), "
+                f"got {self.node_rank}"
+            )
+        if not 1 <= self.master_port < 2**16:
+            raise ConfigError(f"--master-port must be between 1 and 65535, got {self.master_port}")
+        if self.tensor_parallel_size % self.nnodes:
+            raise ConfigError(
+                f"--tensor-parallel-size {self.tensor_parallel_size} cannot be shared by --nnodes "
+                f"{self.nnodes}, each with as many devices: give a multiple of {self.nnodes}"
+            )
+        if self.nnodes > 1 and self.kv_offloading_size:
+            raise ConfigError(
+                "--kv-offloading-size is for the devices of one process: leave it out, or --nnodes"
             )
 
     def _check_offloading(self) -> None:

@@ -175,6 +175,11 @@ def load_engine(
     """
     from paged.runtime.pooling.setup import makes_no_text, runs_pooling
 
+    if config.nnodes > 1 and make_core is None and not separate_process:
+        raise ConfigError(
+            "--nnodes is for `paged serve` with its engine process, which can be started again "
+            "when a host is lost: leave it out here"
+        )
     source = find_model(config)
     if runs_pooling(config, source):
         advice = "" if makes_no_text(source) else " --runner generate makes text of it."

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from paged.cache import CacheSpec, PagedKVCache
@@ -142,15 +143,32 @@ ONE_DEVICE = Placement()
 
 
 def choose_devices(number: int) -> tuple[jax.Device, ...]:
-    """The first of this process's devices.
+    """The first devices of this process, or of each of those that share the model.
 
     Raises:
         ConfigError: there are fewer.
     """
-    devices = jax.local_devices()
-    if number > len(devices):
+    local = jax.local_devices()
+    each = number // jax.process_count()
+    if each > len(local):
+        others = "" if each == number else f", {each} in each process"
         raise ConfigError(
-            f"--tensor-parallel-size {number} needs as many devices, and JAX finds "
-            f"{len(devices)} here. Use at most that."
+            f"--tensor-parallel-size {number} needs as many devices{others}, and JAX finds "
+            f"{len(local)} here. Use at most that."
         )
-    return tuple(devices[:number])
+    of_process: dict[int, list[jax.Device]] = {}
+    for device in jax.devices():
+        of_process.setdefault(device.process_index, []).append(device)
+    return tuple(device for devices in of_process.values() for device in devices[:each])
+
+
+def own_devices(devices: Sequence[jax.Device]) -> list[jax.Device]:
+    """Those of them that are this process's."""
+    return [device for device in devices if device.process_index == jax.process_index()]
+
+
+def least_of_all(number: int) -> int:
+    """The least of what the processes that share a model say; all of them must ask."""
+    if jax.process_count() == 1:
+        return number
+    return int(np.min(multihost_utils.process_allgather(np.int64(number))))

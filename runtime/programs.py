@@ -48,6 +48,11 @@ class Programs:
         jobs = all_jobs(shapes, abstract(params))
         self._compiled = compiler.programs(_fixed(shapes), jobs, show_progress=show_progress)
 
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """Of all programs, in an order that is the same wherever the same are compiled."""
+        return tuple(self._compiled)
+
     def __getitem__(self, key: Key) -> Compiled:
         return self._compiled[key]
 

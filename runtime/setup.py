@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import ceil
@@ -48,10 +48,11 @@ from paged.runtime.memory import (
     page_memory,
     size_text,
 )
-from paged.runtime.placement import Placement, choose_devices
+from paged.runtime.placement import Placement, choose_devices, least_of_all, own_devices
 from paged.runtime.programs import step_memory
 from paged.runtime.runner import StepRunner
 from paged.runtime.scheduler import SchedulerConfig
+from paged.runtime.step_device import StepDevice
 from paged.runtime.steps import MOST_MOVED, StepShapes
 from paged.runtime.tuning import tilings_for
 from paged.runtime.weight_offload import cost_report, layers_on_host
@@ -112,19 +113,53 @@ def claim_devices(config: EngineConfig) -> tuple[jax.Device, ...]:
 
 
 def prepare(
-    config: EngineConfig, source: ModelSource, clock: StartClock, *, progress: bool
+    config: EngineConfig,
+    source: ModelSource,
+    clock: StartClock,
+    make_device: Callable[..., StepDevice] = StepDevice,
+    *,
+    progress: bool,
 ) -> tuple[StepRunner, SchedulerConfig, MemoryPlan]:
+    """Divide the memory, load the weights, compile every program, and measure what is to be known.
+
+    Args and Raises: see `prepare_device`.
+    """
+    device, memory = prepare_device(config, source, clock, make_device, progress=progress)
+    with clock.phase("compile"):
+        runner = StepRunner(device)
+    scheduling = _scheduling(config, runner.shapes)
+    if memory.weights_on_host:
+        layers = device.params.layers
+        counts = sum(isinstance(each, OnHost) for each in layers), len(layers)
+        seconds = runner.measure_smallest_step()
+        logger.warning("%s", cost_report(*counts, memory.weights_on_host, seconds))
+    if memory.num_host_pages:
+        costs = runner.measure_loads()
+        logger.info("%s", costs.report(memory.bytes_per_page))
+        scheduling = replace(scheduling, load_costs=costs)
+    return runner, scheduling, memory
+
+
+def prepare_device(
+    config: EngineConfig,
+    source: ModelSource,
+    clock: StartClock,
+    make_device: Callable[..., StepDevice] = StepDevice,
+    *,
+    progress: bool,
+) -> tuple[StepDevice, MemoryPlan]:
     """Divide the memory, load the weights and compile every program.
 
     Args:
         clock: is told of the phases.
+        make_device: makes one, if it is to be more than that.
 
     Raises:
         ConfigError: the flags do not go together or do not fit the device. Nothing is loaded then,
             unless something else takes the device's memory meanwhile.
     """
     try:
-        return _prepare(config, source, clock, progress=progress)
+        return _prepare_device(config, source, clock, make_device, progress=progress)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -136,14 +171,19 @@ def prepare(
         ) from error
 
 
-def _prepare(
-    config: EngineConfig, source: ModelSource, clock: StartClock, *, progress: bool
-) -> tuple[StepRunner, SchedulerConfig, MemoryPlan]:
+def _prepare_device(
+    config: EngineConfig,
+    source: ModelSource,
+    clock: StartClock,
+    make_device: Callable[..., StepDevice],
+    *,
+    progress: bool,
+) -> tuple[StepDevice, MemoryPlan]:
     _check_page_folder(config.kv_offloading_dir)
     use_compile_cache(config.compile_cache_dir)
     with clock.phase("device"):
         devices = claim_devices(config)
-    device = devices[0]
+    device = own_devices(devices)[0]
     source = _with_weights_on_host(config, source, device)
     on_host = source.on_host
     # Processes that have no device cannot be told which arguments are in its host's memory.
@@ -166,17 +206,7 @@ def _prepare(
             params = for_device(params, device)
             jax.block_until_ready(params)
         with clock.phase("compile"):
-            runner = StepRunner(shapes, params, compiler, progress=progress)
-    scheduling = _scheduling(config, shapes)
-    if source.on_host:
-        counts = len(source.on_host), source.config.num_layers
-        seconds = runner.measure_smallest_step()
-        logger.warning("%s", cost_report(*counts, memory.weights_on_host, seconds))
-    if memory.num_host_pages:
-        costs = runner.measure_loads()
-        logger.info("%s", costs.report(memory.bytes_per_page))
-        scheduling = replace(scheduling, load_costs=costs)
-    return runner, scheduling, memory
+            return make_device(shapes, params, compiler, progress=progress), memory
 
 
 def _with_weights_on_host(
@@ -329,15 +359,17 @@ def _divide_memory(
 
     Of several devices, all have the same: bytes are those of each.
     """
-    device = devices[0]
-    budget = None if device.platform == "cpu" else min(map(free_memory, devices))
+    own_memory, device = own_devices(devices), own_devices(devices)[0]
+    on_cpu = device.platform == "cpu"
+    budget = None if on_cpu else least_of_all(min(map(free_memory, own_memory)))
     dtype = resolve_dtype(config.dtype, model, device.platform)
     check_devices(get_family(model.architecture).specs(model), model, len(devices))
     placement = Placement.on(devices, latents=model.latent_rank is not None)
     own = model.share(len(devices))
     shapes = _shapes_before_pages(config, own, device, dtype, budget)
     shapes = replace(shapes, placement=placement)
-    seconds = config.attention_tuning_seconds
+    # Each process might find something else to be fastest, and all must run the same.
+    seconds = config.attention_tuning_seconds if config.nnodes == 1 else 0.0
     tilings = tilings_for(shapes, dtype, device, seconds=seconds, memory=budget, progress=progress)
     params = host_shapes(weight_shapes(model, dtype, shapes.placement), on_host, device)
     weights_on_host = _num_bytes([each for each in params.layers if isinstance(each, OnHost)])

@@ -73,11 +73,13 @@ def load_params(
         with budget.share(sum(spec.bytes_to_make(dtype) for spec, _ in group)):
             return _load_group(group, checkpoint, dtype)
 
+    # Processes that share the devices must use them in one and the same order.
+    num_threads = _THREADS if jax.process_count() == 1 else 1
     params: list[jax.Array] = []
     total = param_bytes(specs, dtype)
     with (
         progress(total, "Loading weights", "B", show=show_progress) as advance,
-        ThreadPoolExecutor(_THREADS, "loading") as threads,
+        ThreadPoolExecutor(num_threads, "loading") as threads,
     ):
         for made in threads.map(load, groups):
             params += made
@@ -129,9 +131,16 @@ def _views(spec: ParamSpec, checkpoint: Checkpoint, sharding: Any) -> list[jax.A
         for part, place in group:
             view = part.cut(tensor)
             # Waiting here keeps the host from copying all that a parameter is made of at once.
-            views.append(jax.device_put(view.reshape(part.view), place).block_until_ready())
+            views.append(_put_on(place, view.reshape(part.view)).block_until_ready())
             release(view)
     return views
+
+
+def _put_on(place: Any, view: np.ndarray) -> jax.Array:
+    """A view on the devices, or on those of this process, which does not ask others for theirs."""
+    if place is None or place.is_fully_addressable:
+        return jax.device_put(view, place)
+    return jax.make_array_from_callback(view.shape, place, lambda index: view[index])
 
 
 def _in_pieces(view: np.ndarray, dtype: jnp.dtype, *, transpose: bool) -> jax.Array:

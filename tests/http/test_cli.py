@@ -163,7 +163,7 @@ def test_a_mistake_gives_one_line(capsys: Capture, argv: list[str], line: str) -
 
 def test_flags_of_other_engines_are_explained(capsys: Capture) -> None:
     found = complaint(capsys, "serve", "--distributed-executor-backend", "mp")
-    assert "one process has all devices of a model" in found
+    assert "each host has one process" in found
 
 
 @pytest.mark.parametrize("name", ["--tensor-parallel-size", "-tp"])
