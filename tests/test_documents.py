@@ -18,6 +18,7 @@ DOCUMENTS = (
     "benchmarks/README.md",
     "docs/api.md",
     "docs/faults.md",
+    "docs/hosts.md",
     "docs/memory.md",
     "docs/models.md",
     "docs/operations.md",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from time import sleep
 
 from paged.runtime.child_process import ChildProcess
 from paged.runtime.config import EngineConfig
@@ -37,7 +37,7 @@ def serve_headless(
         reason, was_ready = _follow_once(config, tell, program)
         delay = _FIRST_DELAY if was_ready else min(2 * delay, _LONGEST_DELAY)
         logger.warning("%s: joining again in %g s", reason, delay)
-        time.sleep(delay)
+        sleep(delay)
 
 
 def _follow_once(

@@ -182,6 +182,37 @@ def test_other_ways_to_use_devices_are_refused(name: str, word: str) -> None:
         engine_config(name, "0" if name == "-tp" else "2")
 
 
+@pytest.mark.parametrize(
+    ("argv", "word"),
+    [
+        (("--nnodes", "2"), "give a multiple of 2"),
+        (("--nnodes", "2", "--node-rank", "2", "-tp", "2"), "below --nnodes"),
+        (("--nnodes", "0"), "at least 1"),
+        (("--master-port", "0"), "between 1 and 65535"),
+        (("--nnodes", "2", "-tp", "2", "--kv-offloading-size", "1"), "one process"),
+    ],
+)
+def test_hosts_that_cannot_share_a_model_are_refused(argv: tuple[str, ...], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        engine_config(*argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "word"),
+    [
+        (("--headless",), "give --nnodes and --node-rank"),
+        (("--headless", "--nnodes", "2", "-tp", "2"), "not for rank 0"),
+        (("--nnodes", "2", "-tp", "2", "--node-rank", "1"), "needs --headless"),
+        (("--nnodes", "2", "-tp", "2", "--no-engine-process"), "with its engine process"),
+    ],
+)
+def test_what_each_host_is_told_goes_together(
+    capsys: Capture, argv: tuple[str, ...], word: str
+) -> None:
+    assert main(["serve", "--port", "0", *argv]) == 2
+    assert word in capsys.readouterr().err
+
+
 def test_swap_space_is_another_name_for_the_offloading_size() -> None:
     assert engine_config("--swap-space", "4") == EngineConfig(kv_offloading_size=4.0)
 
