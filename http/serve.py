@@ -114,6 +114,8 @@ def _check_hosts(entries: Sequence[Entry], options: ServeOptions) -> None:
     config = entries[0].config
     if len(entries) > 1 and any(entry.config.nnodes > 1 for entry in entries):
         raise ConfigError("--nnodes is for one model: start a server for each of several")
+    if len(entries) > 1 and any(entry.config.pipeline_parallel_size > 1 for entry in entries):
+        raise ConfigError("--pipeline-parallel-size is for one model: start a server for each")
     if options.headless and config.nnodes == 1:
         raise ConfigError("--headless is for a host of several: give --nnodes and --node-rank")
     if options.headless and config.node_rank == 0:

@@ -98,7 +98,10 @@ class EngineConfig:
         29501, "Port of rank 0 at which the others join.", type=port, metavar="PORT"
     )
     pipeline_parallel_size: int = option(
-        1, "Always 1: devices share every layer (--tensor-parallel-size).", also=("-pp",)
+        1,
+        "Stages that the layers are divided into, each on --tensor-parallel-size devices of its "
+        "own. For room, not for speed: they take turns.",
+        also=("-pp",),
     )
     data_parallel_size: int = option(
         1, "Always 1: a server has one copy of a model; start another for another.", also=("-dp",)
@@ -267,10 +270,14 @@ class EngineConfig:
             raise ConfigError(
                 f"--tensor-parallel-size must be at least 1, got {self.tensor_parallel_size}"
             )
-        if self.pipeline_parallel_size != 1:
+        if self.pipeline_parallel_size < 1:
             raise ConfigError(
-                f"--pipeline-parallel-size must be 1, got {self.pipeline_parallel_size}: devices "
-                "share every layer, which --tensor-parallel-size is for"
+                f"--pipeline-parallel-size must be at least 1, got {self.pipeline_parallel_size}"
+            )
+        if self.pipeline_parallel_size > 1 and (self.kv_offloading_size or self.cpu_offload_gb):
+            flag = "--kv-offloading-size" if self.kv_offloading_size else "--cpu-offload-gb"
+            raise ConfigError(
+                f"{flag} is for a model in one piece: leave it out, or --pipeline-parallel-size"
             )
         if self.data_parallel_size != 1:
             raise ConfigError(
@@ -289,10 +296,16 @@ class EngineConfig:
             )
         if not 1 <= self.master_port < 2**16:
             raise ConfigError(f"--master-port must be between 1 and 65535, got {self.master_port}")
-        if self.tensor_parallel_size % self.nnodes:
+        stages, devices = self.pipeline_parallel_size, self.tensor_parallel_size
+        if stages == 1 and devices % self.nnodes:
             raise ConfigError(
-                f"--tensor-parallel-size {self.tensor_parallel_size} cannot be shared by --nnodes "
-                f"{self.nnodes}, each with as many devices: give a multiple of {self.nnodes}"
+                f"--tensor-parallel-size {devices} cannot be shared by --nnodes {self.nnodes}, "
+                f"each with as many devices: give a multiple of {self.nnodes}"
+            )
+        if stages > 1 and stages % self.nnodes:
+            raise ConfigError(
+                f"--pipeline-parallel-size {stages} cannot be shared by --nnodes {self.nnodes}, "
+                f"each with as many whole stages: give a multiple of {self.nnodes}"
             )
         if self.nnodes > 1 and self.kv_offloading_size:
             raise ConfigError(

@@ -49,13 +49,14 @@ from paged.runtime.messages import (
     SequenceOutput,
 )
 from paged.runtime.pace import Pace
+from paged.runtime.page_folder import open_disk_tier
 from paged.runtime.plan import Row, StepPlan, TokenEvent
 from paged.runtime.runner import InFlight, SlotRequest, StepResult
 from paged.runtime.scheduler import Scheduler
 from paged.runtime.scores import keep_prompt_scores, scores_of
 from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits
-from paged.runtime.setup import open_disk_tier, prepare
-from paged.runtime.step_device import StepDevice
+from paged.runtime.setup import prepare
+from paged.runtime.step_device import Device
 from paged.runtime.step_record import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -82,14 +83,18 @@ class EngineCore:
         self,
         config: EngineConfig,
         source: ModelSource,
-        make_device: Callable[..., StepDevice] = StepDevice,
+        lead: Callable[[Device], Device] = lambda device: device,
         *,
         progress: bool = True,
     ) -> None:
-        """Load, divide memory, compile. Raises ConfigError where flags do not fit."""
+        """Load, divide memory, compile. Raises ConfigError where flags do not fit.
+
+        Args:
+            lead: makes of the device one that has others follow, if there are any.
+        """
         clock = StartClock()
         self._runner, scheduling, self.memory = prepare(
-            config, source, clock, make_device, progress=progress
+            config, source, clock, lead, progress=progress
         )
         self.startup = clock.seconds
         self.max_model_len = scheduling.max_model_len

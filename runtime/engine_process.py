@@ -45,7 +45,7 @@ from paged.runtime.wire import (
 
 if TYPE_CHECKING:
     from paged.models.loading import ModelSource
-    from paged.runtime.step_device import StepDevice
+    from paged.runtime.step_device import Device
 
 logger = logging.getLogger(__name__)
 
@@ -183,20 +183,18 @@ def load_core(config: EngineConfig) -> ServedCore:
     from paged.runtime.core import EngineCore
 
     source = find_model(config)
-    core = EngineCore(config, source, _device_of(config, source))
+    core = EngineCore(config, source, _lead(config, source))
     gc.freeze()  # what start-up made lives as long as this process
     return core
 
 
-def _device_of(config: EngineConfig, source: ModelSource) -> Callable[..., StepDevice]:
-    """What makes the device of an engine, when the processes that share it are there."""
-    from paged.runtime.step_device import StepDevice
-
+def _lead(config: EngineConfig, source: ModelSource) -> Callable[[Device], Device]:
+    """What has others follow a device, when all processes that share the model are there."""
     if config.nnodes == 1:
-        return StepDevice
+        return lambda device: device
     from paged.runtime.hosts.leader import LeadingDevice, gather
 
-    return partial(LeadingDevice, gather(config, source))
+    return partial(LeadingDevice, followers=gather(config, source))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class Placement:
     """Where a model runs.
 
     Attributes:
-        mesh: the devices that share it, in one axis; None for one device.
+        mesh: the devices that share it, in one axis; None for the default device.
         latents: its pages hold latents, which all heads share.
     """
 
@@ -39,9 +39,15 @@ class Placement:
     latents: bool = False
 
     @classmethod
-    def on(cls, devices: Sequence[jax.Device], *, latents: bool = False) -> Placement:
-        """Of a model on these devices."""
-        if len(devices) == 1:
+    def on(
+        cls, devices: Sequence[jax.Device], *, latents: bool = False, pinned: bool = False
+    ) -> Placement:
+        """Of a model on these devices.
+
+        Args:
+            pinned: a single one is not just the default device.
+        """
+        if len(devices) == 1 and not pinned:
             return cls()
         mesh = Mesh(np.array(devices), (TENSOR,), axis_types=(AxisType.Auto,))
         return cls(mesh, latents)
@@ -142,18 +148,22 @@ ONE_DEVICE = Placement()
 """All on the default device."""
 
 
-def choose_devices(number: int) -> tuple[jax.Device, ...]:
+def choose_devices(number: int, num_stages: int = 1) -> tuple[jax.Device, ...]:
     """The first devices of this process, or of each of those that share the model.
+
+    Args:
+        number: of each stage.
 
     Raises:
         ConfigError: there are fewer.
     """
     local = jax.local_devices()
-    each = number // jax.process_count()
+    each = number * num_stages // jax.process_count()
     if each > len(local):
-        others = "" if each == number else f", {each} in each process"
+        stages = f" --pipeline-parallel-size {num_stages}" if num_stages > 1 else ""
+        wanted = "as many devices" if each == number else f"{each} devices in each process"
         raise ConfigError(
-            f"--tensor-parallel-size {number} needs as many devices{others}, and JAX finds "
+            f"--tensor-parallel-size {number}{stages} needs {wanted}, and JAX finds "
             f"{len(local)} here. Use at most that."
         )
     of_process: dict[int, list[jax.Device]] = {}

@@ -23,7 +23,7 @@ from paged.runtime.plan import PageCopy, Row, StepPlan
 from paged.runtime.sampler import EVERY_TOKEN, SamplingMode, TokenLogprobs, num_words
 from paged.runtime.sampling_params import SamplingParams
 from paged.runtime.sequence import Sequence
-from paged.runtime.step_device import StepDevice
+from paged.runtime.step_device import Device
 from paged.runtime.steps import (
     COPY_ROOM,
     HISTORY_ROOM,
@@ -152,7 +152,7 @@ class StepRunner:
         host: where pages go that leave the device.
     """
 
-    def __init__(self, device: StepDevice) -> None:
+    def __init__(self, device: Device) -> None:
         self.shapes = shapes = device.shapes
         self._device = device
         self._num_words = num_words(shapes.model.vocab_size)

@@ -6,18 +6,17 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import batched
 from math import ceil
-from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from paged.cache import KV_DTYPES, CacheSpec, read_pages
-from paged.groups import group_layers, most_pages
+from paged.cache import KV_DTYPES, CacheSpec
+from paged.groups import LayerGroup, group_layers, most_pages
 from paged.models.config import ModelConfig, resolve_dtype
 from paged.models.loading import ModelSource
 from paged.models.mesh import shares
@@ -25,8 +24,8 @@ from paged.models.offloading import OnHost, host_shapes
 from paged.models.quantized import weight_bytes
 from paged.models.registry import get_family
 from paged.models.spread import check_devices, spread_shapes
+from paged.models.stages import Stage, divide
 from paged.models.weights import for_device
-from paged.pool import PagePool
 from paged.runtime.about import StartClock
 from paged.runtime.backend import choose_backend, slower_paths
 from paged.runtime.buckets import FEWEST_ROWS_ON_GPU, Buckets
@@ -34,8 +33,6 @@ from paged.runtime.compiler import Compiler
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
 from paged.runtime.device_probe import MEMORY_FRACTIONS
-from paged.runtime.disk_pages import DiskPages
-from paged.runtime.disk_tier import DiskTier
 from paged.runtime.errors import ConfigError
 from paged.runtime.lanes import Lanes
 from paged.runtime.lowering import processes_for
@@ -48,11 +45,13 @@ from paged.runtime.memory import (
     page_memory,
     size_text,
 )
+from paged.runtime.page_folder import check_page_folder
+from paged.runtime.pipeline import Pipeline
 from paged.runtime.placement import Placement, choose_devices, least_of_all, own_devices
 from paged.runtime.programs import step_memory
 from paged.runtime.runner import StepRunner
 from paged.runtime.scheduler import SchedulerConfig
-from paged.runtime.step_device import StepDevice
+from paged.runtime.step_device import Device, StepDevice
 from paged.runtime.steps import MOST_MOVED, StepShapes
 from paged.runtime.tuning import tilings_for
 from paged.runtime.weight_offload import cost_report, layers_on_host
@@ -99,7 +98,7 @@ def claim_devices(config: EngineConfig) -> tuple[jax.Device, ...]:
         limits[_PINNED_LIMIT] = str(pinned)
     os.environ |= limits
     try:
-        return choose_devices(config.tensor_parallel_size)
+        return choose_devices(config.tensor_parallel_size, config.pipeline_parallel_size)
     except (RuntimeError, AssertionError) as error:  # the latter without the plugin for GPUs
         wanted = os.environ.get("JAX_PLATFORMS") or "any platform"
         cause = f" ({error})".replace("\n", " ") if str(error) else ""
@@ -116,17 +115,22 @@ def prepare(
     config: EngineConfig,
     source: ModelSource,
     clock: StartClock,
-    make_device: Callable[..., StepDevice] = StepDevice,
+    lead: Callable[[Device], Device],
     *,
     progress: bool,
 ) -> tuple[StepRunner, SchedulerConfig, MemoryPlan]:
     """Divide the memory, load the weights, compile every program, and measure what is to be known.
 
-    Args and Raises: see `prepare_device`.
+    Args:
+        clock: is told of the phases.
+        lead: makes of the device one that has others follow, if there are any.
+
+    Raises:
+        ConfigError: see `prepare_device`.
     """
-    device, memory = prepare_device(config, source, clock, make_device, progress=progress)
+    device, memory = prepare_device(config, source, clock, progress=progress)
     with clock.phase("compile"):
-        runner = StepRunner(device)
+        runner = StepRunner(lead(device))
     scheduling = _scheduling(config, runner.shapes)
     if memory.weights_on_host:
         layers = device.params.layers
@@ -141,25 +145,19 @@ def prepare(
 
 
 def prepare_device(
-    config: EngineConfig,
-    source: ModelSource,
-    clock: StartClock,
-    make_device: Callable[..., StepDevice] = StepDevice,
-    *,
-    progress: bool,
-) -> tuple[StepDevice, MemoryPlan]:
+    config: EngineConfig, source: ModelSource, clock: StartClock, *, progress: bool
+) -> tuple[Device, MemoryPlan]:
     """Divide the memory, load the weights and compile every program.
 
     Args:
         clock: is told of the phases.
-        make_device: makes one, if it is to be more than that.
 
     Raises:
         ConfigError: the flags do not go together or do not fit the device. Nothing is loaded then,
             unless something else takes the device's memory meanwhile.
     """
     try:
-        return _prepare_device(config, source, clock, make_device, progress=progress)
+        return _prepare_device(config, source, clock, progress=progress)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -172,41 +170,167 @@ def prepare_device(
 
 
 def _prepare_device(
-    config: EngineConfig,
-    source: ModelSource,
-    clock: StartClock,
-    make_device: Callable[..., StepDevice],
-    *,
-    progress: bool,
-) -> tuple[StepDevice, MemoryPlan]:
-    _check_page_folder(config.kv_offloading_dir)
+    config: EngineConfig, source: ModelSource, clock: StartClock, *, progress: bool
+) -> tuple[Device, MemoryPlan]:
+    check_page_folder(config.kv_offloading_dir)
     use_compile_cache(config.compile_cache_dir)
     with clock.phase("device"):
         devices = claim_devices(config)
     device = own_devices(devices)[0]
     source = _with_weights_on_host(config, source, device)
-    on_host = source.on_host
-    # Processes that have no device cannot be told which arguments are in its host's memory.
-    with Compiler(0 if on_host else processes_for(devices), devices) as compiler:
+    dtype = resolve_dtype(config.dtype, source.config, device.platform)
+    with ExitStack() as compilers:
+        parts = _parts(config, source, devices, dtype, compilers)
         with clock.phase("memory"):
-            shapes, dtype, memory = _divide_memory(
-                config, source.config, devices, compiler, on_host=on_host, progress=progress
-            )
-        logger.info("%s", memory.report())
+            divided = _agreed([_divided(config, source, part, progress) for part in parts])
         tell_quantization(source.config, source.specs, dtype)
-        if device.platform == "cpu":
-            check_host_memory(memory, available_memory())
-        described = weight_shapes(source.config, dtype, shapes.placement)
-        if slower := slower_paths(shapes, dtype, device, described):
-            logger.warning("Not the fastest way of %s: %s", device.device_kind, "; ".join(slower))
-        with timed(f"Loaded {source.name}"), clock.phase("weights"):
-            params = source.load(
-                dtype, seed=config.seed, progress=progress, mesh=shapes.placement.mesh
-            )
-            params = for_device(params, device)
-            jax.block_until_ready(params)
+        loaded: list[StepDevice] = []
+        for part, (shapes, memory) in zip(parts, divided, strict=True):
+            logger.info("%s", memory.report())
+            if device.platform == "cpu":
+                check_host_memory(memory, available_memory())
+            loaded.append(_loaded(config, source, clock, part, shapes, dtype, progress))
+        if parts[0].stage is None:
+            return loaded[0], memory
         with clock.phase("compile"):
-            return make_device(shapes, params, compiler, progress=progress), memory
+            return _pipeline(config, source, devices, loaded, dtype), memory
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What this process computes on some of its devices: the model, or a stage of it.
+
+    Attributes:
+        devices: that share it, those of other processes among them.
+    """
+
+    stage: Stage | None
+    devices: Sequence[jax.Device]
+    compiler: Compiler
+
+
+def _parts(
+    config: EngineConfig,
+    source: ModelSource,
+    devices: Sequence[jax.Device],
+    dtype: jnp.dtype,
+    compilers: ExitStack,
+) -> list[_Part]:
+    parts = []
+    stages = _stages(config, source.config, dtype) or (None,)
+    for stage, shared in zip(stages, batched(devices, len(devices) // len(stages)), strict=True):
+        if own_devices(shared):
+            # Processes that have no device cannot be told which arguments are in its host's
+            # memory, nor which device of several they are for.
+            apart = 0 if source.on_host or stage is not None else processes_for(shared)
+            compiler = compilers.enter_context(Compiler(apart, shared))
+            parts.append(_Part(stage, shared, compiler))
+    return parts
+
+
+def _stages(config: EngineConfig, model: ModelConfig, dtype: jnp.dtype) -> tuple[Stage, ...]:
+    """Those of a pipeline; none where the model is in one piece."""
+    number = config.pipeline_parallel_size
+    return divide(model.num_layers, number, model.hidden_size, dtype) if number > 1 else ()
+
+
+def _divided(
+    config: EngineConfig, source: ModelSource, part: _Part, progress: bool
+) -> tuple[StepShapes, MemoryPlan]:
+    shapes, _, memory = _divide_memory(
+        config,
+        source.config,
+        part.devices,
+        part.compiler,
+        on_host=source.on_host,
+        progress=progress,
+        stage=part.stage,
+    )
+    return shapes, memory
+
+
+def _agreed(
+    divided: Sequence[tuple[StepShapes, MemoryPlan]],
+) -> Sequence[tuple[StepShapes, MemoryPlan]]:
+    """The same with as many pages, and sequences as long, in all stages: those of the least."""
+    if divided[0][0].stage is None:
+        return divided
+    num_pages = least_of_all(min(memory.num_pages for _, memory in divided))
+    length = least_of_all(min(memory.max_model_len for _, memory in divided))
+    return [
+        (
+            replace(
+                shapes,
+                model=shapes.model.for_length(length),
+                cache=replace(shapes.cache, num_pages=num_pages),
+                max_model_len=length,
+            ),
+            replace(memory, num_pages=num_pages, max_model_len=length),
+        )
+        for shapes, memory in divided
+    ]
+
+
+def _loaded(
+    config: EngineConfig,
+    source: ModelSource,
+    clock: StartClock,
+    part: _Part,
+    shapes: StepShapes,
+    dtype: jnp.dtype,
+    progress: bool,
+) -> StepDevice:
+    """The weights of a part on its devices, and its programs."""
+    device = own_devices(part.devices)[0]
+    described = weight_shapes(source.config, dtype, shapes.placement, part.stage)
+    if slower := slower_paths(shapes, dtype, device, described):
+        logger.warning("Not the fastest way of %s: %s", device.device_kind, "; ".join(slower))
+    with timed(f"Loaded {source.name}"), clock.phase("weights"):
+        mesh, stage = shapes.placement.mesh, part.stage
+        params = source.load(dtype, seed=config.seed, progress=progress, mesh=mesh, stage=stage)
+        params = for_device(params, device)
+        jax.block_until_ready(params)
+    with clock.phase("compile"):
+        return StepDevice(shapes, params, part.compiler, progress=progress)
+
+
+def _pipeline(
+    config: EngineConfig,
+    source: ModelSource,
+    devices: Sequence[jax.Device],
+    loaded: Sequence[StepDevice],
+    dtype: jnp.dtype,
+) -> Pipeline:
+    """All stages as one device; of those of other processes no more than their shapes."""
+    stages = _stages(config, source.config, dtype)
+    some = loaded[0].shapes
+    groups = group_layers(source.config.windows, some.max_model_len)
+    placements = [
+        Placement.on(each, latents=some.placement.latents, pinned=True)
+        for each in batched(devices, len(devices) // len(stages))
+    ]
+    shapes = [
+        replace(some, stage=stage, placement=place, cache=_cache_of(stage, some.cache, groups))
+        for stage, place in zip(stages, placements, strict=True)
+    ]
+    last = for_device(
+        weight_shapes(source.config, dtype, placements[-1], stages[-1]), own_devices(devices)[0]
+    )
+    own = {each.shapes.stage.index: each for each in loaded if each.shapes.stage is not None}
+    return Pipeline(own, shapes, last)
+
+
+def _cache_of(stage: Stage | None, cache: CacheSpec, groups: tuple[LayerGroup, ...]) -> CacheSpec:
+    """The pages of the layers that are in a stage, of groups of all layers."""
+    if stage is None:
+        return replace(cache, groups=groups, num_layers=max(len(each.layers) for each in groups))
+    own = stage.own(groups)
+    return replace(
+        cache,
+        groups=own,
+        num_layers=max(len(each.layers) for each in own),
+        of_layers=sum(len(each.layers) for each in groups),
+    )
 
 
 def _with_weights_on_host(
@@ -218,50 +342,6 @@ def _with_weights_on_host(
     layers = source.specs.layers if config.cpu_offload_gb else ()
     on_host = layers_on_host(config.cpu_offload_gb, layers, dtype, available)
     return replace(source, on_host=on_host)
-
-
-def _check_page_folder(folder: str | None) -> None:
-    """Minutes later is late to hear that pages cannot be kept there. Raises ConfigError."""
-    if folder is None:
-        return
-    try:
-        path = Path(folder).expanduser()
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with NamedTemporaryFile(dir=path):
-            pass
-    except (OSError, RuntimeError) as error:  # the latter of a user who has no home
-        raise _unusable(error) from error
-
-
-def _unusable(error: Exception) -> ConfigError:
-    return ConfigError(f"--kv-offloading-dir cannot be used: {error}")
-
-
-def open_disk_tier(
-    config: EngineConfig, runner: StepRunner, pool: PagePool, scheduling: SchedulerConfig
-) -> DiskTier | None:
-    """The pages on disk, if they are asked for.
-
-    Raises:
-        ConfigError: their folder cannot be used.
-    """
-    if config.kv_offloading_dir is None:
-        return None
-    cache = runner.shapes.placement.cache_shapes(runner.shapes.cache)
-    one = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    [stack] = jax.eval_shape(read_pages, cache, one)
-    page = [jax.ShapeDtypeStruct(part.shape[1:], part.dtype) for part in stack]
-    folder = Path(config.kv_offloading_dir).expanduser() / runner.fingerprint()
-    size = int(config.kv_offloading_dir_size * _GIB)
-    try:
-        files = DiskPages(folder, size, page)
-    except OSError as error:
-        raise _unusable(error) from error
-    logger.info(
-        "%d pages in %s, which reads %.2f GB/s",
-        *(len(files), folder, runner.shapes.cache.bytes_per_page / files.seconds_per_page / 1e9),
-    )
-    return DiskTier(files, pool, runner, scheduling.windows, scheduling.load_costs)
 
 
 def tell_quantization(model: ModelConfig, specs: Any, dtype: jnp.dtype) -> None:
@@ -354,6 +434,7 @@ def _divide_memory(
     *,
     on_host: frozenset[int] = frozenset(),
     progress: bool = False,
+    stage: Stage | None = None,
 ) -> tuple[StepShapes, jnp.dtype, MemoryPlan]:
     """Give what weights, state and steps leave to pages, and settle every shape.
 
@@ -364,14 +445,17 @@ def _divide_memory(
     budget = None if on_cpu else least_of_all(min(map(free_memory, own_memory)))
     dtype = resolve_dtype(config.dtype, model, device.platform)
     check_devices(get_family(model.architecture).specs(model), model, len(devices))
-    placement = Placement.on(devices, latents=model.latent_rank is not None)
+    latents = model.latent_rank is not None
+    placement = Placement.on(devices, latents=latents, pinned=stage is not None)
     own = model.share(len(devices))
-    shapes = _shapes_before_pages(config, own, device, dtype, budget)
+    shapes = _shapes_before_pages(config, own, device, dtype, budget, stage)
     shapes = replace(shapes, placement=placement)
     # Each process might find something else to be fastest, and all must run the same.
-    seconds = config.attention_tuning_seconds if config.nnodes == 1 else 0.0
+    is_alone = config.nnodes == 1 and stage is None
+    seconds = config.attention_tuning_seconds if is_alone else 0.0
     tilings = tilings_for(shapes, dtype, device, seconds=seconds, memory=budget, progress=progress)
-    params = host_shapes(weight_shapes(model, dtype, shapes.placement), on_host, device)
+    described = weight_shapes(model, dtype, shapes.placement, stage)
+    params = host_shapes(described, on_host, device)
     weights_on_host = _num_bytes([each for each in params.layers if isinstance(each, OnHost)])
     weights = _num_bytes(shares(params)) - weights_on_host
     shapes = replace(shapes, tilings=tilings)
@@ -405,10 +489,12 @@ def _divide_memory(
     return replace(shapes, model=own, cache=cache, max_model_len=length), dtype, memory
 
 
-def weight_shapes(model: ModelConfig, dtype: jnp.dtype, placement: Placement) -> Any:
-    """The shapes of a model's weights, as all devices have them."""
+def weight_shapes(
+    model: ModelConfig, dtype: jnp.dtype, placement: Placement, stage: Stage | None = None
+) -> Any:
+    """The shapes of a model's weights, or of a stage's, as all devices have them."""
     specs = get_family(model.architecture).specs(model)
-    return spread_shapes(specs, model, dtype, placement.mesh)
+    return spread_shapes(specs, model, dtype, placement.mesh, stage)
 
 
 def _shapes_before_pages(
@@ -417,6 +503,7 @@ def _shapes_before_pages(
     device: jax.Device,
     dtype: jnp.dtype,
     budget: int | None,
+    stage: Stage | None,
 ) -> StepShapes:
     """Shapes with the number of pages still open: the longest sequence's worth."""
     wanted = config.max_model_len
@@ -424,19 +511,18 @@ def _shapes_before_pages(
     limits = _check_limits(config, step_limits(config, budget), length)
     groups = group_layers(model.windows, length)
     cache = CacheSpec(
-        num_layers=max(len(group.layers) for group in groups),
+        num_layers=model.num_layers,
         num_pages=-(-length // config.block_size) + 1,
         page_size=config.block_size,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         dtype=kv_dtype(config.kv_cache_dtype, dtype, device, latents=model.latent_rank is not None),
-        groups=groups,
         latent_rank=model.latent_rank,
     )
     return StepShapes(
         family=get_family(model.architecture),
         model=model,
-        cache=cache,
+        cache=_cache_of(stage, cache, groups),
         buckets=Buckets.make(
             limits.max_num_seqs,
             limits.max_num_batched_tokens,
@@ -444,6 +530,7 @@ def _shapes_before_pages(
         ),
         max_model_len=length,
         backend=choose_backend(config.attention_backend, device),
+        stage=stage,
     )
 
 

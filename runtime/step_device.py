@@ -7,7 +7,7 @@ hear of to do the same (see `paged.runtime.hosts`).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -24,14 +24,43 @@ from paged.runtime.steps import ForwardOut, StepShapes
 HostArray = NDArray[Any] | np.generic
 
 
-class StepDevice:
-    """Owns everything on the device; every call enqueues a program and returns.
+class Device(Protocol):
+    """What steps are launched on: one device, or several that work as one.
 
     Attributes:
+        shapes: all that its programs are specialised for.
         params: of the model.
         programs: that can be called.
         cache: the pages.
     """
+
+    shapes: StepShapes
+    params: DecoderParams
+    programs: Programs
+    cache: PagedKVCache
+
+    def call(self, key: Key, *inputs: HostArray) -> Any:
+        """Enqueue a program, and give what it makes for the host; None if that is nothing.
+
+        The call itself transfers the inputs, in a third of the time that `device_put` takes before
+        one, maybe after it has returned: from then on nobody may write to them.
+
+        Args:
+            key: of the program. "sample" and "score" go on from the last "forward".
+        """
+
+    def explain(self, error: Exception) -> str:
+        """What a call, or reading what it made, has failed of."""
+
+    def wait(self) -> None:
+        """Until all that is enqueued is done."""
+
+    def close(self) -> None:
+        """Give the device's memory back."""
+
+
+class StepDevice:
+    """A `Device` whose programs have all layers of the model, or those of one stage."""
 
     def __init__(
         self, shapes: StepShapes, params: DecoderParams, compiler: Compiler, *, progress: bool
@@ -47,20 +76,11 @@ class StepDevice:
         self._out: ForwardOut | None = None
 
     def call(self, key: Key, *inputs: HostArray) -> Any:
-        """Enqueue a program, and give what it makes for the host; None if that is nothing.
-
-        The call itself transfers the inputs, in a third of the time that `device_put` takes before
-        one, maybe after it has returned: from then on nobody may write to them.
-
-        Args:
-            key: of the program. "sample" and "score" go on from the last "forward".
-        """
+        """See `Device`."""
         program = self.programs[key]
         match key[0]:
             case "forward":
-                held = self.params, self.cache, self._slots
-                self.cache, self._slots, self._out = program(*held, *inputs)
-                return self._out
+                return self.forward(key, *inputs)
             case "sample":
                 return self._sample(program, key[2])
             case "score":
@@ -74,16 +94,30 @@ class StepDevice:
                 self._sampler = program(self._sampler, *inputs)
         return None
 
+    def forward(self, key: Key, *inputs: HostArray | jax.Array) -> ForwardOut:
+        """Enqueue the layers of a step, from the packed step and, in a later stage, its relay."""
+        held = self.params, self.cache, self._slots
+        out: ForwardOut
+        self.cache, self._slots, out = self.programs[key](*held, *inputs)
+        self._out = out
+        return out
+
+    def take(self, tokens: jax.Array) -> None:
+        """Enqueue the taking of the newest tokens [R], which the last stage has chosen."""
+        assert self._out is not None, "a step is begun before its tokens are chosen"
+        program = self.programs["take", len(tokens)]
+        self._slots = program(self._slots, self._out.sampling, tokens)
+
     def explain(self, error: Exception) -> str:
-        """What a call, or reading what it made, has failed of."""
+        """See `Device`."""
         return f"{type(error).__name__}: {error}"
 
     def wait(self) -> None:
-        """Until all that is enqueued is done."""
+        """See `Device`."""
         jax.block_until_ready(self._slots)
 
     def close(self) -> None:
-        """Give the device's memory back."""
+        """See `Device`."""
         for array in jax.tree.leaves((self.params, self.cache, self._slots, self._sampler)):
             array.delete()
 

@@ -48,6 +48,7 @@ def load_params(
     *,
     show_progress: bool = True,
     sharding: Any = None,
+    of: Any = None,
 ) -> Any:
     """Load the described parameters.
 
@@ -56,11 +57,12 @@ def load_params(
         dtype: of the parameters; tensors are cast as they arrive.
         show_progress: a bar on a terminal, or log lines elsewhere.
         sharding: None for the default device, or a pytree of shardings like `specs`.
+        of: description of all that the checkpoint has to hold, if that is more.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, of the wrong shape or dtype, or have NaN.
     """
-    check_tensors(specs, checkpoint)
+    check_tensors(specs if of is None else of, checkpoint)
     described, structure = jax.tree.flatten(specs)
     targets = [None] * len(described) if sharding is None else jax.tree.leaves(sharding)
     budget = _Budget(_IN_FLIGHT)

@@ -25,7 +25,7 @@ from paged.runtime.engine import find_model
 from paged.runtime.engine_process import serve_model
 from paged.runtime.errors import EngineDead
 from paged.runtime.hosts.messages import Begin, Call, Failing, Following, Line, ToFollower
-from paged.runtime.step_device import StepDevice
+from paged.runtime.step_device import Device
 from paged.runtime.wire import Channel, Joined, Start
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def main(descriptor: int) -> int:
     return serve_model(descriptor, _load, _serve, Start)
 
 
-def _load(start: Start) -> tuple[StepDevice, Line]:
+def _load(start: Start) -> tuple[Device, Line]:
     config = start.config
     source = find_model(config)
     line = _join(config, source)
@@ -55,20 +55,21 @@ def _load(start: Start) -> tuple[StepDevice, Line]:
     return device, line
 
 
-def _serve(loaded: tuple[StepDevice, Line], channel: Channel) -> None:
+def _serve(loaded: tuple[Device, Line], channel: Channel) -> None:
     channel.send(Joined())
     follow(*loaded)
 
 
-def follow(device: StepDevice, line: Line) -> None:
+def follow(device: Device, line: Line) -> None:
     """Make the calls that rank 0 makes, until it says that it is over.
 
     Raises:
         EngineDead: it is gone.
     """
     from paged.runtime.hosts.cluster import end
+    from paged.runtime.programs import call_keys
 
-    keys = device.programs.keys
+    keys = call_keys(device.shapes)
     try:
         while isinstance(message := line.receive(), Call):
             device.call(keys[message.program], *(each.array() for each in message.inputs))
@@ -100,7 +101,7 @@ def _join(config: EngineConfig, source: ModelSource) -> Line:
         time.sleep(_BETWEEN_TRIES)
 
 
-def _prepared(config: EngineConfig, source: ModelSource, line: Line) -> StepDevice:
+def _prepared(config: EngineConfig, source: ModelSource, line: Line) -> Device:
     """The model, loaded and compiled, once all other ranks are there."""
     from paged.runtime.about import StartClock
     from paged.runtime.hosts.cluster import begin

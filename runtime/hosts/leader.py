@@ -10,11 +10,10 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
-from paged.models.layers import DecoderParams
 from paged.models.loading import ModelSource
 from paged.runtime.child_process import PEER_LOST
-from paged.runtime.compiler import Compiler
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError, EngineDead
 from paged.runtime.hosts.cluster import begin, end
@@ -30,8 +29,8 @@ from paged.runtime.hosts.messages import (
     ToLeader,
 )
 from paged.runtime.lowering import Key
-from paged.runtime.step_device import HostArray, StepDevice
-from paged.runtime.steps import StepShapes
+from paged.runtime.programs import call_keys
+from paged.runtime.step_device import Device, HostArray
 
 logger = logging.getLogger(__name__)
 
@@ -135,38 +134,37 @@ class Followers:
             os._exit(PEER_LOST)
 
 
-class LeadingDevice(StepDevice):
-    """A device of which every call is made by other processes, too.
+class LeadingDevice:
+    """A `Device` of which every call is made by other processes, too.
 
     Args:
-        followers: they; the device waits for them, and ends them.
-        rest: see `StepDevice`.
+        device: what this process does.
+        followers: the others; they are waited for, and ended with it.
     """
 
-    def __init__(
-        self,
-        followers: Followers,
-        shapes: StepShapes,
-        params: DecoderParams,
-        compiler: Compiler,
-        *,
-        progress: bool,
-    ) -> None:
-        super().__init__(shapes, params, compiler, progress=progress)
-        self._followers = followers
-        self._numbers = {key: number for number, key in enumerate(self.programs.keys)}
+    def __init__(self, device: Device, followers: Followers) -> None:
+        self.shapes, self.params = device.shapes, device.params
+        self.programs, self.cache = device.programs, device.cache
+        self._device, self._followers = device, followers
+        self._numbers = {key: number for number, key in enumerate(call_keys(device.shapes))}
         followers.await_ready()
 
-    def call(self, key: Key, *inputs: HostArray) -> object:
+    def call(self, key: Key, *inputs: HostArray) -> Any:
+        """See `Device`."""
         self._followers.call(self._numbers[key], inputs)
-        return super().call(key, *inputs)
+        return self._device.call(key, *inputs)
 
     def explain(self, error: Exception) -> str:
         """The loss of a process is often heard of first by those that compute with it."""
-        return self._followers.loss(_LAST_WORDS / 2) or super().explain(error)
+        return self._followers.loss(_LAST_WORDS / 2) or self._device.explain(error)
+
+    def wait(self) -> None:
+        """See `Device`."""
+        self._device.wait()
 
     def close(self) -> None:
-        super().close()
+        """See `Device`."""
+        self._device.close()
         self._followers.close()
         end()
 

@@ -106,6 +106,11 @@ def prepare_pooling(
             f"--tensor-parallel-size {config.tensor_parallel_size} is for models that generate "
             "text: one that gives vectors or scores runs on one device. Drop it."
         )
+    if config.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"--pipeline-parallel-size {config.pipeline_parallel_size} is for models that generate "
+            "text: one that gives vectors or scores runs on one device. Drop it."
+        )
     [device] = claim_devices(config)
     settings = settings_of(source)
     length = model_length(config.max_model_len, source.config, settings)
