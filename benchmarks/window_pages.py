@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from paged.pool import PagePool
 from paged.runtime.plan import StepPlan
 from paged.runtime.scheduler import Scheduler, SchedulerConfig
 from paged.runtime.sequence import Sequence, SequenceLimits
+from paged.runtime.simulation.replica import Replica
 
 MODELS: dict[str, tuple[int | None, ...]] = {
     "no windows": (None,) * 32,
@@ -75,39 +75,32 @@ def scheduler_of(windows: tuple[int | None, ...], args: argparse.Namespace) -> S
 def measure(windows: tuple[int | None, ...], args: argparse.Namespace) -> Use:
     """Run all sequences to their end, then one alone."""
     scheduler = scheduler_of(windows, args)
-    most, num_steps = _run(scheduler, args, range(args.sequences))
+    most, num_steps, _ = _run(scheduler, args, range(args.sequences))
     num_preemptions = scheduler.num_preemptions
-    held: list[int] = []
-    _run(scheduler, args, [args.sequences], held)
+    _, _, held = _run(scheduler, args, [args.sequences])
     whole = (scheduler.pool.num_pages - 1) / args.room
     num_groups = len(scheduler.config.windows)
-    return Use(num_groups, held[-1] / whole, most, num_preemptions, num_steps)
+    return Use(num_groups, held / whole, most, num_preemptions, num_steps)
 
 
 def _run(
-    scheduler: Scheduler,
-    args: argparse.Namespace,
-    numbers: Iterable[int],
-    held: list[int] | None = None,
-) -> tuple[int, int]:
-    """Most sequences that ran at once, and steps; `held` takes the pages in use in each."""
+    scheduler: Scheduler, args: argparse.Namespace, numbers: Iterable[int]
+) -> tuple[int, int, int]:
+    """Most sequences that ran at once, steps, and the pages in use in the last of them."""
+    most = held = 0
+
+    def look(plan: StepPlan) -> float:
+        nonlocal most, held
+        most, held = max(most, scheduler.num_running), scheduler.pool.num_used
+        return 0.0
+
+    replica = Replica(scheduler, look)
     for number in numbers:
         prompt = [number] * (args.length - args.outputs)
-        scheduler.add(Sequence(number, prompt, SequenceLimits(args.outputs)))
-    in_flight: deque[StepPlan] = deque()
-    most = num_steps = 0
-    while scheduler.has_work or in_flight:
-        plan = scheduler.schedule()
-        if plan is not None:
-            in_flight.append(plan)
-            num_steps += 1
-            most = max(most, scheduler.num_running)
-            if held is not None:
-                held.append(scheduler.pool.num_used)
-        if in_flight and (plan is None or len(in_flight) > 1):
-            oldest = in_flight.popleft()
-            scheduler.update(oldest, [0] * len(oldest.rows))
-    return most, num_steps
+        replica.add(Sequence(number, prompt, SequenceLimits(args.outputs)))
+    while replica.launch(0.0) is not None:
+        replica.read()
+    return most, replica.num_steps, held
 
 
 def main() -> None:

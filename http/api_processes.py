@@ -9,6 +9,7 @@ that they are ready.
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -72,6 +73,7 @@ class ApiProcesses:
         self.private, *others = map(_listening, paths)
         self.peers = _peers(paths, 0)
         self._processes: list[tuple[ChildProcess, Channel]] = []
+        self._told_at = 0.0  # to finish; on the monotonic clock
         for number, private in enumerate(others, start=1):
             with private, _another(listener) as shared:
                 fds = (shared.fileno(), private.fileno())
@@ -107,15 +109,17 @@ class ApiProcesses:
 
     def finish(self) -> None:
         """Let them answer what they have begun, take nothing new, and leave. Idempotent."""
+        self._told_at = self._told_at or time.monotonic()
         for _, channel in self._processes:
             with suppress(OSError):  # of one that has left
                 channel.close_sending()
 
     def end(self, seconds: float) -> None:
-        """Give them some seconds to finish. Idempotent."""
+        """Give them so many seconds to finish, from when they were first told. Idempotent."""
         self.finish()
+        until = self._told_at + seconds
         for process, channel in self._processes:
-            process.end(seconds)
+            process.end(max(until - time.monotonic(), 0))
             channel.close()
         self._processes.clear()
         for each in (*self.doors, self.private):

@@ -56,7 +56,7 @@ from paged.http.metrics import Metrics, registry_of
 from paged.http.options import ServeOptions
 from paged.http.paths import path_of
 from paged.http.peers import Answers, Peers, added
-from paged.http.request_counter import CountRequests, Load
+from paged.http.request_counter import CountRequests, Load, refusals_in
 from paged.http.request_ids import EchoRequestId
 from paged.http.request_report import Reporter
 from paged.http.status import DEBUG_ROUTES, STATUS_ROUTES, Glance, recent_of
@@ -85,6 +85,7 @@ class Door(TypedDict, total=False):
     allowed_headers: Sequence[str]
     allow_credentials: bool
     peers: Peers
+    keeps_responses: bool
 
 
 def create_app(
@@ -175,6 +176,7 @@ def create_server(
     allowed_headers: Sequence[str] = ("*",),
     allow_credentials: bool = False,
     peers: Peers = _ALONE,
+    keeps_responses: bool = True,
 ) -> Starlette:
     """An ASGI application that serves models; its `state.models` holds them.
 
@@ -184,18 +186,20 @@ def create_server(
         admin_keys: any of them is needed for /debug/state, which is not there without.
         reads_traces: whether requests say of which trace they are part.
         key_ring: more of them, with limits; one of either is needed then.
-        metrics_need_key: whether one is needed for /metrics, too.
+        metrics_need_key: whether one is needed for /metrics, too, where there are keys.
         max_body_size: bytes.
         default_timeout: seconds of requests that name none; None for no limit.
         tells_tokenizer: whether there is /tokenizer_info.
         allowed_origins, allowed_methods, allowed_headers, allow_credentials: what pages of other
             sites may ask of this server from a browser.
-        peers: the other API processes, which have the same models. Responses are kept, for
-            /v1/responses, only where there are none.
+        peers: the other API processes, which have the same models.
+        keeps_responses: whether those of /v1/responses can be asked for again. They never can be
+            where there are peers.
     """
     registry, load = registry_of([service.metrics for service in services]), Load()
+    refused = refusals_in(registry)
     middleware = [
-        Middleware(CountRequests, registry=registry, load=load),
+        Middleware(CountRequests, registry=registry, load=load, refused=refused),
         Middleware(EchoRequestId),
         Middleware(
             CORSMiddleware,
@@ -207,8 +211,7 @@ def create_server(
         ),
     ]
     counts = LocalCounts() if peers.is_first else CountsOfFirst(peers)
-    has_keys = bool(api_keys) or key_ring is not None
-    closed = {"/metrics"} if metrics_need_key and has_keys else set()
+    closed = {"/metrics"} if metrics_need_key else set()
     keys = {"keys": api_keys, "admin_keys": admin_keys, "closed": closed}
     if key_ring is not None:
         middleware.append(Middleware(LimitKeys, ring=key_ring, counts=counts, **keys))
@@ -226,10 +229,10 @@ def create_server(
         middleware=middleware,
         exception_handlers=dict.fromkeys(_HANDLED, handle_error),
     )
-    responses = None if peers.paths else ResponseStore()
+    responses = ResponseStore() if keeps_responses and not peers.paths else None
     app.state.models = Models(tuple(services), max_body_size, responses, default_timeout)
     app.state.registry = registry
-    app.state.load = load
+    app.state.load, app.state.refused = load, refused
     app.state.peers = peers
     app.state.glances = [Glance() for _ in services]
     app.state.key_ring, app.state.counts = key_ring, counts

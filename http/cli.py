@@ -1,4 +1,4 @@
-"""The command line: `paged serve`, `generate`, `chat`, `bench`, `convert`, `hash-key`.
+"""The command line: `paged serve`, `generate`, `chat`, `bench`, `plan`, `doctor`, `convert`, ...
 
 Arguments are parsed before JAX or transformers are imported, so that help and mistakes are instant.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import paged
+from paged.http.arguments import HelpAction, groups, json_flags, whole_json, with_dashes
 from paged.http.config_file import (
     CONFIG_FLAG,
     MODELS,
@@ -27,6 +28,7 @@ from paged.http.config_file import (
 from paged.http.options import (
     ALWAYS_ON,
     ConvertOptions,
+    DoctorOptions,
     HashKeyOptions,
     ModelOptions,
     SamplingOptions,
@@ -35,36 +37,8 @@ from paged.http.options import (
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError, EngineDead
 from paged.runtime.flags import add_flags
+from paged.runtime.hints import flag_hint
 
-# Flags of other engines, or of stories about them, and what to use here.
-_HINTS = {
-    "--batch-idle-timeout": "there is no idle timeout: every step takes whoever is waiting",
-    "--batch-size": "did you mean --max-num-seqs?",
-    "--collect-detailed-traces": "a span tells where a request's time went; drop it",
-    "--convert": "did you mean --runner?",
-    "--cudagraph-metrics": "every step is compiled ahead; see paged:step_seconds at /metrics",
-    "--disable-custom-all-reduce": "XLA chooses how devices add up; see docs/tensor_parallel.md",
-    "--distributed-executor-backend": "each host has one process, see --nnodes; drop it",
-    "--enable-expert-parallel": "--tensor-parallel-size shares out experts whole already; drop it",
-    "--enable-long-tail-optimization": "there is no such thing; see --long-prefill-token-threshold",
-    "--enable-mfu-metrics": "see `paged bench profile` for where the time of a step goes; drop it",
-    "--enable-lora": "there are no LoRA adapters yet",
-    "--enforce-eager": "every step is compiled ahead; drop it",
-    "--kv-cache-metrics": "see paged:num_cached_pages and the like at /metrics; drop it",
-    "--limit-mm-per-prompt": "there are no multimodal models yet: prompts are text; drop it",
-    "--lora-modules": "there are no LoRA adapters yet",
-    "--max-batch-size": "did you mean --max-num-seqs?",
-    "--max-batch-total-tokens": "did you mean --max-num-batched-tokens?",
-    "--max-num-partial-prefills": "did you mean --max-long-partial-prefills, for the policy lanes?",
-    "--max-num-queued-reqs": "did you mean --max-waiting, which counts those that wait alone?",
-    "--max-num-batches": "did you mean --max-num-seqs or --max-num-batched-tokens?",
-    "--models": "list them in a --config file, under `models`",
-    "--num-gpu-blocks-util": "did you mean --gpu-memory-utilization?",
-    "--pooler-config": "how vectors are made is read from the model's modules.json; drop it",
-    "--speculative-config": "there is no speculative decoding yet; drop it",
-    "--task": "did you mean --runner?",
-    "--trust-remote-code": "a model's own code is never run; drop it",
-}
 _FLAG = re.compile(r"--[a-z][\w-]*")
 
 
@@ -77,31 +51,67 @@ class _Parser(argparse.ArgumentParser):
 
     takes_models = False
 
-    def __init__(self, **how: Any) -> None:
-        super().__init__(allow_abbrev=False, **how)
+    def __init__(self, *, add_help: bool = True, **how: Any) -> None:
+        super().__init__(allow_abbrev=False, add_help=False, **how)
+        if add_help:
+            self.add_argument("-h", "--help", action=HelpAction)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        args = list(args or ())
+        args = self._whole(args or ())
         values = read_config(args) if CONFIG_FLAG in self.format_help() else {}
         lists = self.takes_models and MODELS in values
         models = values.pop(MODELS) if lists else None
         if values:
             # What the namespace holds already is overridden by the command line.
-            namespace, unknown = super().parse_known_args(flags_of(values), namespace)
+            namespace, unknown = super().parse_known_args(self._whole(flags_of(values)), namespace)
             # A file holds flags alone, but one with a space in it reads as an argument.
             self._refuse([*unknown, *filter(None, [namespace.model_argument])])
         namespace, unknown = super().parse_known_args(args, namespace)
         self._refuse(unknown)
         if lists:
-            namespace.models = _models(namespace, models, [*flags_of(values), *args])
+            namespace.models = self._models(namespace, models, [*flags_of(values), *args])
         return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
 
+    def format_help(self) -> str:
+        names = [name for name in groups(self) if name not in ("options", "positional arguments")]
+        about = f"\n--help=GROUP shows one of {', '.join(names)}.\n" if len(names) > 1 else ""
+        return super().format_help() + about
+
+    def _whole(self, args: Sequence[str]) -> list[str]:
+        try:
+            return whole_json(args, json_flags(self._actions))
+        except argparse.ArgumentTypeError as error:
+            self.error(str(error))
+
     def _refuse(self, unknown: Sequence[str]) -> None:
         if unknown:
             self.error(f"unknown {_explained(unknown[0], _FLAG.findall(self.format_help()))}")
+
+    def _models(
+        self, shared: argparse.Namespace, models: Any, given: Sequence[str]
+    ) -> list[argparse.Namespace]:
+        """The arguments of each model in a list: what is shared, and over it what is its own."""
+        entries = check_models(models)
+        own = [*given, *(["--model"] if shared.model_argument is not None else [])]
+        check_shared(own, len(entries))
+        parsed = []
+        for number, entry in enumerate(entries):
+            parser = type(self)(prog=f"paged serve: {MODELS}[{number}]", add_help=False)
+            _add_model_flags(parser)
+            # None where the entry does not say it: each of several models must.
+            values = vars(shared) | {"gpu_memory_utilization": None}
+            parsed.append(parser.parse_args(flags_of(entry), argparse.Namespace(**values)))
+        return parsed
+
+
+class _Reader(_Parser):
+    """The same for arguments that come from a program: a mistake is an error that it may catch."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
 
 
 def _explained(argument: str, known: Sequence[str]) -> str:
@@ -110,25 +120,8 @@ def _explained(argument: str, known: Sequence[str]) -> str:
         return f"argument {argument!r}"
     name = argument.partition("=")[0]
     close = difflib.get_close_matches(name, known, n=1)
-    hint = _HINTS.get(name) or (f"did you mean {close[0]}?" if close else None)
+    hint = flag_hint(name) or (f"did you mean {close[0]}?" if close else None)
     return f"flag {name}" + (f": {hint}" if hint else "")
-
-
-def _models(
-    shared: argparse.Namespace, models: Any, given: Sequence[str]
-) -> list[argparse.Namespace]:
-    """The arguments of each model in a list: what is shared, and over it what is its own."""
-    entries = check_models(models)
-    own = [*given, *(["--model"] if shared.model_argument is not None else [])]
-    check_shared(own, len(entries))
-    parsed = []
-    for number, entry in enumerate(entries):
-        parser = _Parser(prog=f"paged serve: {MODELS}[{number}]", add_help=False)
-        _add_model_flags(parser)
-        # None where the entry does not say it: each of several models must.
-        values = vars(shared) | {"gpu_memory_utilization": None}
-        parsed.append(parser.parse_args(flags_of(entry), argparse.Namespace(**values)))
-    return parsed
 
 
 @dataclass(frozen=True)
@@ -145,7 +138,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [MODEL] [flags]"
     parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="Same as --model.")
     parser.add_argument(CONFIG_FLAG, metavar="FILE", help="YAML file with more flags.")
-    add_flags(parser, EngineConfig, "engine")
+    add_flags(parser, EngineConfig, "model")
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
@@ -153,16 +146,26 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.takes_models = True
     parser.set_defaults(models=[])
     add_flags(parser, ServeOptions, "server")
-    add_flags(parser, ModelOptions, "model")
+    add_flags(parser, ModelOptions, "answers")
+    _add_flags_without_effect(parser)
+    add_engine_flags(parser)
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, DoctorOptions, "doctor")
+    add_engine_flags(parser)
+    _add_door_flags(parser)
+
+
+def _add_flags_without_effect(parser: argparse.ArgumentParser) -> None:
     for flag in ("--disable-log-requests", *ALWAYS_ON):
         parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
-    add_engine_flags(parser)
 
 
 def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     """What may be said of one model among several."""
-    add_flags(parser, ModelOptions, "model")
-    add_flags(parser, EngineConfig, "engine")
+    add_flags(parser, ModelOptions, "answers")
+    add_flags(parser, EngineConfig, "model")
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
@@ -185,6 +188,44 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser, add_engine_flags)
 
 
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    from paged.runtime.planning.options import PlanOptions
+
+    add_flags(parser, PlanOptions, "plan")
+    add_engine_flags(parser)
+    _add_door_flags(parser)
+
+
+def _add_door_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `paged serve` that say nothing about the engine: a command line of it is taken
+    as it is, with another word in front."""
+    doors = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_flags(doors, ServeOptions, "server")
+    add_flags(doors, ModelOptions, "model")
+    _add_flags_without_effect(doors)
+    for action in doors._actions:
+        action.help = argparse.SUPPRESS
+        parser._add_action(action)
+
+
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    from paged.runtime.simulation import options
+
+    parser.usage = "%(prog)s [flags]"
+    add_flags(parser, options.FleetOptions, "fleet")
+    add_flags(parser, options.EngineOptions, "engine")
+    add_flags(parser, options.TraceOptions, "trace")
+    add_flags(parser, options.ScalingOptions, "scaling")
+    add_flags(parser, options.OutputOptions, "output")
+
+
+def _add_tune(parser: argparse.ArgumentParser) -> None:
+    from paged.runtime.tune.options import TuneOptions
+
+    add_flags(parser, TuneOptions, "tuning")
+    add_engine_flags(parser)
+
+
 def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="Folder, GGUF file or hub id of the model.")
     parser.add_argument("out", metavar="OUT", help="Folder to make; `paged serve OUT` serves it.")
@@ -200,39 +241,62 @@ _COMMANDS = {
     "generate": _Command("continue prompts", "paged.http.terminal:generate", _add_generate),
     "chat": _Command("talk to a model", "paged.http.terminal:chat", _add_chat),
     "bench": _Command("measure speed", "paged.runtime.bench.arguments:run", _add_bench),
+    "plan": _Command(
+        "tell what fits a GPU, and how fast it is", "paged.runtime.planning.command:run", _add_plan
+    ),
+    "doctor": _Command(
+        "tell what keeps a model from being served here", "paged.http.doctor:run", _add_doctor
+    ),
+    "simulate": _Command(
+        "plan a fleet without a device", "paged.runtime.simulation.command:run", _add_simulate
+    ),
+    "tune": _Command("find the flags for a workload", "paged.runtime.tune.command:run", _add_tune),
     "hash-key": _Command(
         "make an entry of --api-keys-file", "paged.http.keys:hash_key", _add_hash_key
     ),
     "convert": _Command("make a model load faster", "paged.http.convert:run", _add_convert),
 }
+# What others call them.
+_OTHER_COMMANDS = {"complete": "generate", "profile": "bench profile"}
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments of the command that `argv` begins with; exits with a line for a mistake."""
-    argv = [_with_dashes(arg) for arg in argv] or ["--help"]
+    argv = [with_dashes(arg) for arg in argv] or ["--help"]
     parser = _Parser(
         prog="paged",
         description="LLM inference and serving over a paged KV cache.",
         epilog="`paged COMMAND --help` tells all about a command.",
+        add_help=False,
     )
+    parser.add_argument("-h", "--help", action="help", help="Show what commands there are.")
     parser.add_argument("--version", action="version", version=f"paged {paged.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in _COMMANDS.items():
         subparser = commands.add_parser(name, help=command.help)
         if argv[:1] == [name]:
             command.add_arguments(subparser)
+    if meant := _OTHER_COMMANDS.get(argv[0]):
+        parser.error(f"unknown command {argv[0]}: did you mean paged {meant}?")
     args = parser.parse_args(argv)
     if "model_argument" in args:
         args.model = _only_model(args, argv)
     return args
 
 
-def _with_dashes(arg: str) -> str:
-    """Flags may be written with underscores."""
-    if not arg.startswith("--"):
-        return arg
-    name, equals, value = arg.partition("=")
-    return name.replace("_", "-") + equals + value
+def parse_serve(flags: Sequence[str], *more: type[Any]) -> argparse.Namespace:
+    """The arguments that `paged serve` reads from these flags. Raises ConfigError for a mistake.
+
+    Args:
+        more: dataclasses whose fields are flags, too.
+    """
+    parser = _Reader(prog="paged serve", add_help=False)
+    _add_serve(parser)
+    for config in more:
+        add_flags(parser, config, "more")
+    args = parser.parse_args(flags)
+    args.model = _only_model(args, flags)
+    return args
 
 
 def _only_model(args: argparse.Namespace, argv: Sequence[str]) -> str | None:

@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from paged.http.arguments import with_dashes
 from paged.http.options import ServeOptions
 from paged.runtime.errors import ConfigError
 
@@ -87,8 +88,10 @@ def flags_of(values: dict[str, Any]) -> list[str]:
     """The same on a command line. Raises ConfigError for what cannot be written there."""
     flags: list[str] = []
     for name, value in values.items():
-        flag = f"--{str(name).replace('_', '-')}"
-        if isinstance(value, bool):
+        flag = with_dashes(f"--{name}")
+        if "." in flag:  # a key of a flag's JSON
+            flags.append(f"{flag}={_as_json(name, value)}")
+        elif isinstance(value, bool):
             flags.append(flag if value else f"--no-{flag[2:]}")
         elif isinstance(value, list):
             flags += [flag, *map(str, value)]
@@ -99,7 +102,7 @@ def flags_of(values: dict[str, Any]) -> list[str]:
     return flags
 
 
-def _as_json(name: str, value: dict[str, Any]) -> str:
+def _as_json(name: str, value: Any) -> str:
     try:
         return json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:  # as dates, and what holds itself

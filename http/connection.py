@@ -48,6 +48,7 @@ class Connection(HttpToolsProtocol):
         self._size = 0
         self._timer: TimerHandle | None = None
         self._blocked: TimerHandle | None = None  # while the client takes nothing
+        self._last: TimerHandle | None = None  # while it may not have taken the end of a reply
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -59,6 +60,8 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         self._is_taken()
+        if self._last is not None:
+            self._last.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -77,11 +80,19 @@ class Connection(HttpToolsProtocol):
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
 
+    def send_400_response(self, msg: str) -> None:
+        super().send_400_response(msg)
+        self._await_taking()
+
     def on_message_begin(self) -> None:
+        if self.transport.is_closing():  # what comes behind a refusal
+            return
         super().on_message_begin()
         self._wait(HEAD_TIMEOUT)
 
     def on_headers_complete(self) -> None:
+        if self.transport.is_closing():
+            return
         self._stop_waiting()
         if len(self.headers) > MAX_HEADERS:
             message = f"A request may have {MAX_HEADERS} headers, got {len(self.headers)}"
@@ -91,16 +102,21 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
+        if self.transport.is_closing():
+            return
         self._size = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.transport.is_closing():
+            return
         self._stop_waiting()
         self._in_head, self._size = True, 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._await_taking()
         if not self._in_head and not self.transport.is_closing():
             self._wait(REST_TIMEOUT)
 
@@ -116,6 +132,25 @@ class Connection(HttpToolsProtocol):
         if self._blocked is not None:
             self._blocked.cancel()
             self._blocked = None
+
+    def _await_taking(self) -> None:
+        """Give up on a client that leaves the rest of a reply where it is.
+
+        So little of it that writing was not paused, or the connection was closed meanwhile: the
+        transport would wait for ever until it can send it.
+        """
+        if self._last is not None:
+            self._last.cancel()
+        size = self.transport.get_write_buffer_size()
+        self._last = self.loop.call_later(SEND_TIMEOUT, self._check_taking, size)
+
+    def _check_taking(self, size: int) -> None:
+        left = self.transport.get_write_buffer_size()
+        is_replying = self.cycle is not None and not self.cycle.response_complete
+        if left and left == size and (not is_replying or self.transport.is_closing()):
+            self.transport.abort()
+        elif left:
+            self._await_taking()
 
     def _wait(self, seconds: float) -> None:
         self._stop_waiting()
@@ -141,3 +176,4 @@ class Connection(HttpToolsProtocol):
             lines += [name + b": " + value for name, value in reply.raw_headers]
             self.transport.write(b"\r\n".join([*lines, b"", bytes(reply.body)]))
         self.transport.close()
+        self._await_taking()

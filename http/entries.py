@@ -72,7 +72,7 @@ def _read_entry(args: argparse.Namespace) -> Entry:
     return Entry(
         config=config,
         names=options.served_model_name or (config.model or DEMO_MODEL_NAME,),
-        chat_template=_chat_template(options),
+        chat_template=chat_template(options),
         trust_request_chat_template=options.trust_request_chat_template,
         answers=_answer_format(options),
         defaults=_defaults(options),
@@ -81,7 +81,7 @@ def _read_entry(args: argparse.Namespace) -> Entry:
     )
 
 
-def _chat_template(options: ModelOptions) -> str | None:
+def chat_template(options: ModelOptions) -> str | None:
     """The template's text, given itself or as the name of a file."""
     given = options.chat_template
     if given is None or "{" in given:

@@ -8,12 +8,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
+from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from paged.http.api.errors import unavailable
-from paged.http.paths import PROBES, path_of
+from paged.http.paths import OPEN_PATHS, PROBES, path_of
 from paged.http.request_ids import EchoRequestId
 from paged.models.reports import Report
 from paged.runtime.logs import current_model
@@ -80,24 +81,33 @@ class Progress:
 
 
 class Gate:
-    """An ASGI application that stands before another one.
+    """An ASGI application that stands before another one, and counts whom it refuses.
 
     Attributes:
-        app: what is behind it; None while models are loaded.
+        app: what is behind it, with `state.refused`; None while models are loaded.
         progress: of that.
         is_draining: whether it lets only those through that ask how the server is.
     """
 
     def __init__(self) -> None:
-        self.app: ASGIApp | None = None
+        self.app: Starlette | None = None
         self.progress = Progress()
         self.is_draining = False
+        self._num_early = 0  # refused, and not in the application's metrics
+
+    def open(self, app: Starlette) -> None:
+        """Let requests through to an application."""
+        self.app = app
+        app.state.refused.labels("loading").inc(self._num_early)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = path_of(scope)
         if self.app is None:
+            self._num_early += path not in OPEN_PATHS
             reply = self._not_yet(path)
         elif self.is_draining and path not in _ALIVE:
+            if path not in OPEN_PATHS:
+                self.app.state.refused.labels("draining").inc()
             # Pools of connections are to look for another server.
             reply = _later(path, "This server is stopping", {"Connection": "close"})
         else:

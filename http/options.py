@@ -12,10 +12,11 @@ from paged.runtime.config import LONGEST_TIMEOUT, EngineConfig
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import json_object, option, port, same_option
 
-# Flags of vLLM for what is always there: cached tokens in the usage, X-Request-Id, /load.
+# Flags of vLLM for what is always there: the next step enqueued before the last is read, cached
+# tokens in the usage, X-Request-Id, /load, a prompt that waits until all its pages fit.
 ALWAYS_ON = (
-    *("--enable-prompt-tokens-details", "--enable-request-id-headers"),
-    "--enable-server-load-tracking",
+    *("--async-scheduling", "--enable-prompt-tokens-details", "--enable-request-id-headers"),
+    *("--enable-server-load-tracking", "--scheduler-reserve-full-isl"),
 )
 _LONGEST_TIME = 24 * 60 * 60
 _MOST_RESTARTS = 1000
@@ -38,8 +39,9 @@ class ServeOptions:
     )
     api_key: tuple[str, ...] = option(
         (),
-        "Keys, any of which a request must bring; default that in PAGED_API_KEY, "
+        "Keys, any of which a request must bring; default that in PAGED_API_KEY (or VLLM_API_KEY), "
         "without which everyone is admitted.",
+        begins="access",
     )
     admin_api_key: tuple[str, ...] = option(
         (), "Keys, any of which /debug/state must be asked with; without, it is not there."
@@ -61,7 +63,9 @@ class ServeOptions:
     allowed_headers: tuple[str, ...] = option(("*",), "HTTP headers that such pages may send.")
     allow_credentials: bool = option(False, "Let such pages send cookies.")
     engine_process: bool = option(
-        True, "Run device and scheduler in a process of their own, which streams do not slow."
+        True,
+        "Run device and scheduler in a process of their own, which streams do not slow.",
+        begins="processes",
     )
     headless: bool = option(
         False, "Answer no HTTP, and compute with rank 0 of --nnodes: for every other --node-rank."
@@ -71,7 +75,7 @@ class ServeOptions:
         "Processes that speak HTTP and share the engine: one streams to some 200 clients without "
         "delay, and each needs a core.",
     )
-    max_body_size: int = option(32 * 2**20, "Bytes of a request body at most.")
+    max_body_size: int = option(32 * 2**20, "Bytes of a request body at most.", begins="limits")
     default_timeout: float | None = option(
         None,
         "Seconds that a request may take which names no timeout itself. Default no limit.",
@@ -96,7 +100,7 @@ class ServeOptions:
         "with 0 at the first death, the server leaves with exit status 1.",
     )
     uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug"] = option(
-        "info", "Least level that is logged."
+        "info", "Least level that is logged.", begins="logging"
     )
     log_format: Literal["text", "json"] = option(
         "text", "How log lines look: text, or a JSON object each."
@@ -261,6 +265,13 @@ class ConvertOptions:
     quantization_exclude: tuple[str, ...] = same_option(EngineConfig, "quantization_exclude")
     revision: str | None = same_option(EngineConfig, "revision")
     download_dir: str | None = same_option(EngineConfig, "download_dir")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """How `paged doctor` tells what it found."""
+
+    json: bool = option(False, "Print what was found as JSON.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
@@ -16,6 +17,8 @@ from paged.http.request_report import RequestReport
 from paged.http.trace_context import trace_headers
 from paged.runtime.errors import ConfigError
 
+# Seconds that the end of a server takes for spans that are not sent yet.
+_LAST_SPANS = 3.0
 _PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 
 
@@ -52,14 +55,21 @@ class RequestTraces:
 
     def __init__(self, processor: SpanProcessor) -> None:
         name = os.environ.get("OTEL_SERVICE_NAME", "paged")
-        provider = TracerProvider(resource=Resource.create({"service.name": name}))
-        provider.add_span_processor(processor)
-        self._tracer = provider.get_tracer("paged", paged.__version__)
+        resource = Resource.create({"service.name": name})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("paged", paged.__version__)
 
     @classmethod
     def sent_to(cls, endpoint: str) -> RequestTraces:
         """Spans that go to a collector, some at a time. Raises as `exporter` does."""
         return cls(BatchSpanProcessor(exporter(endpoint)))
+
+    def close(self) -> None:
+        """Send what is left. A collector that is gone is not waited for."""
+        ending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        ending.start()
+        ending.join(_LAST_SPANS)
 
     def report(self, report: RequestReport) -> None:
         times = report.times

@@ -121,8 +121,13 @@ def added(own: str, others: Iterable[str], shared: Collection[str]) -> bytes:
                     found[key] = sample._replace(value=value)
     for name, family in families.items():
         family.samples = list(values[name].values())
+    return exposition_of(families.values())
+
+
+def exposition_of(families: Iterable[Metric]) -> bytes:
+    """Metrics in Prometheus' words."""
     registry = CollectorRegistry()
-    registry.register(_Fixed(families.values()))
+    registry.register(_Fixed(families))
     return generate_latest(registry)
 
 

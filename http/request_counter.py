@@ -25,6 +25,12 @@ class Load:
     num_requests: int = 0
 
 
+def refusals_in(registry: CollectorRegistry) -> Counter:
+    """Counts refusals, those too that the gate makes before a request comes so far."""
+    text = "HTTP requests refused, by cause."
+    return Counter("paged:requests_refused", text, ["cause"], registry=registry)
+
+
 class CountRequests:
     """Middleware that counts by route template, known verb and status.
 
@@ -32,11 +38,15 @@ class CountRequests:
         app: what answers.
         registry: gets the metrics.
         load: is kept up to date.
+        refused: as `refusals_in` makes it.
     """
 
-    def __init__(self, app: ASGIApp, registry: CollectorRegistry, load: Load) -> None:
+    def __init__(
+        self, app: ASGIApp, registry: CollectorRegistry, load: Load, refused: Counter
+    ) -> None:
         self.app = app
         self.load = load
+        self.refused = refused
         labels = ["handler", "method", "status"]
         self.count = Counter("http_requests", "HTTP requests.", labels, registry=registry)
         self.seconds = Histogram(
@@ -45,8 +55,6 @@ class CountRequests:
             labels[:2],
             registry=registry,
         )
-        text = "HTTP requests refused, by cause."
-        self.refused = Counter("paged:requests_refused", text, ["cause"], registry=registry)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or path_of(scope) in _UNCOUNTED_PATHS:

@@ -106,13 +106,13 @@ class RequestWatch:
         if output.read_time is not None:
             self._metrics.delivery.observe(time.monotonic() - output.read_time)
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: str, *, client_left: bool = False) -> None:
         """Nothing more will come; `reason` is why, for the engine has not given one."""
         if self.open:
             self._reasons = {index: self._reasons.get(index, reason) for index in self._num_tokens}
             self._reasons = self._reasons or {0: reason}
             self._metrics.count_end(reason)
-            if reason == "abort":
+            if client_left:
                 self._metrics.disconnects.inc()
             self._end(whole=False)
 

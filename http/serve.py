@@ -34,11 +34,13 @@ from paged.http.listener import bound
 from paged.http.logs import configure_logging, leave_out
 from paged.http.options import ServeOptions
 from paged.http.peers import Peers
-from paged.http.server import LAST_WORDS, Opened, Opening, Server
+from paged.http.server import LAST_WORDS, TIME_FOR_OTHERS, Opened, Opening, Server
 from paged.http.start import check_all_make_text, running
 from paged.runtime.config import EngineConfig
+from paged.runtime.ending import LONGEST_SAVING
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import read_flags
+from paged.runtime.hints import KEY_VARIABLES, unread_variables
 from paged.runtime.hosts.headless import serve_headless
 from paged.runtime.wire import Channel
 
@@ -51,7 +53,8 @@ _OBJECTS_BETWEEN_COLLECTIONS = 20_000
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; returns the exit status, 1 if an engine died."""
-    options = _with_key(read_flags(ServeOptions, args))
+    options = with_key(read_flags(ServeOptions, args))
+    _check_metrics_key(options)
     entries = read_entries(args)
     configure_logging(options.uvicorn_log_level, options.log_format)
     _check_hosts(entries, options)
@@ -72,7 +75,8 @@ def _load_alone(
     entries: Sequence[Entry], options: ServeOptions, listener: socket.socket, stack: ExitStack
 ) -> Opened:
     """As the only API process."""
-    return Opened(make_app(stack.enter_context(running(entries, options)), options))
+    services = stack.enter_context(running(entries, options))
+    return Opened(make_app(services, options), seconds_to_save=_seconds_to_save(entries))
 
 
 def _load_several(
@@ -82,15 +86,29 @@ def _load_several(
     check_all_make_text(entries, options)
     others = stack.enter_context(ApiProcesses(entries, options, listener))
     services = stack.enter_context(running(entries, options, others.doors))
-    stack.callback(others.end, options.shutdown_timeout + LAST_WORDS)  # before the engines
+    stack.callback(others.end, options.shutdown_timeout + TIME_FOR_OTHERS)  # before the engines
     others.await_ready()
-    return Opened(make_app(services, options, others.peers), others.private, others)
+    app, seconds = make_app(services, options, others.peers), _seconds_to_save(entries)
+    return Opened(app, others.private, others, seconds)
+
+
+def _seconds_to_save(entries: Sequence[Entry]) -> float:
+    """That engines may take in the end, all at the same time, to write pages to disk."""
+    return LONGEST_SAVING if any(each.config.kv_offloading_dir for each in entries) else 0.0
 
 
 def make_app(
-    services: Sequence[AnyService], options: ServeOptions, peers: Peers | None = None
+    services: Sequence[AnyService],
+    options: ServeOptions,
+    peers: Peers | None = None,
+    *,
+    keeps_responses: bool = True,
 ) -> Starlette:
-    """The application that the options describe, one of several if it has peers."""
+    """The application that the options describe, one of several if it has peers.
+
+    Args:
+        keeps_responses: see `create_server`.
+    """
     return create_server(
         services,
         api_keys=options.api_key,
@@ -106,6 +124,7 @@ def make_app(
         allowed_headers=options.allowed_headers,
         allow_credentials=options.allow_credentials,
         peers=peers or Peers(),
+        keeps_responses=keeps_responses,
     )
 
 
@@ -116,6 +135,8 @@ def _check_hosts(entries: Sequence[Entry], options: ServeOptions) -> None:
         raise ConfigError("--nnodes is for one model: start a server for each of several")
     if len(entries) > 1 and any(entry.config.pipeline_parallel_size > 1 for entry in entries):
         raise ConfigError("--pipeline-parallel-size is for one model: start a server for each")
+    if config.nnodes > 1 and not options.engine_process:
+        raise ConfigError("--nnodes needs an engine process: leave out --no-engine-process")
     if options.headless and config.nnodes == 1:
         raise ConfigError("--headless is for a host of several: give --nnodes and --node-rank")
     if options.headless and config.node_rank == 0:
@@ -144,10 +165,15 @@ def _allow_many_connections() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _with_key(options: ServeOptions) -> ServeOptions:
+def with_key(options: ServeOptions) -> ServeOptions:
     """Options with the key in the environment, unless they have keys of their own."""
-    keys = options.api_key or tuple(filter(None, [os.getenv("PAGED_API_KEY")]))
-    return replace(options, api_key=keys)
+    found = next(filter(None, map(os.getenv, KEY_VARIABLES)), None)
+    return replace(options, api_key=options.api_key or tuple(filter(None, [found])))
+
+
+def _check_metrics_key(options: ServeOptions) -> None:
+    if options.metrics_need_key and not options.api_key and options.api_keys_file is None:
+        raise ConfigError("--metrics-need-key needs --api-key, --api-keys-file or PAGED_API_KEY")
 
 
 def serve(
@@ -170,7 +196,7 @@ def serve(
     gate = Gate()
     config = server_config(gate, options)
     server = Server(config, gate, options, listener, first)
-    opening = Opening(partial(_settled, load), gate)
+    opening = Opening(partial(settled, load), gate)
     try:
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(server.run_with(opening))
@@ -183,7 +209,7 @@ def serve(
     return server.status
 
 
-def _settled(load: Callable[[ExitStack], Opened], stack: ExitStack) -> Opened:
+def settled[T](load: Callable[[ExitStack], T], stack: ExitStack) -> T:
     """What is opened, and the garbage collector told that it is here to stay."""
     opened = load(stack)
     # A walk over all that start-up made would stop every stream for tenths of a second.
@@ -241,5 +267,7 @@ def _check_certificates(options: ServeOptions) -> None:
 
 
 def _note_ignored(args: argparse.Namespace) -> None:
+    for line in unread_variables(os.environ):
+        logger.warning(line)
     if args.disable_log_requests:
         logger.warning("--disable-log-requests has no effect: requests are not logged by default")

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -29,6 +29,7 @@ from paged.http.logs import log_stats
 from paged.http.options import ServeOptions
 from paged.http.peers import answering
 from paged.models.reports import reports_to
+from paged.runtime.ending import TIME_TO_END
 from paged.runtime.wire import Channel
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,17 @@ LAST_WORDS = 5
 
 _WATCH_INTERVAL = 1.0
 _DRAIN_INTERVAL = 0.05
+# Seconds in which an engine that does not hang has aborted its requests.
+_ABORT_TIMEOUT = 2.0
+
+TIME_FOR_OTHERS = _ABORT_TIMEOUT + LAST_WORDS + 1
+"""Seconds after --shutdown-timeout in which the other API processes are gone."""
+
+TIME_TO_LEAVE = TIME_FOR_OTHERS + TIME_TO_END + 1
+"""Seconds after --shutdown-timeout in which a server is gone, whatever hangs. Where engines write
+pages to disk, `LONGEST_SAVING` comes on top."""
+
+_FINISHING = "Finishing running requests (%d), for %g s at most; a second signal does not wait"
 
 
 @dataclass(frozen=True)
@@ -47,11 +59,13 @@ class Opened:
     Attributes:
         private: where other API processes ask this one; None without any.
         others: they, if this is the first.
+        seconds_to_save: that its engines may take in the end to write pages to disk.
     """
 
     app: Starlette
     private: socket.socket | None = None
     others: ApiProcesses | None = None
+    seconds_to_save: float = 0.0
 
     @property
     def models(self) -> Models:
@@ -90,7 +104,8 @@ class Server(uvicorn.Server):
     """Answers from the start, drains on the first signal, leaves on the second.
 
     Draining: requests that run finish, or are aborted when their time is up; new ones are refused.
-    A signal while the models are loaded ends it at once.
+    A signal while the models are loaded ends it at once. Every wait on the way out is bounded, and
+    so is their sum, by a timer that ends the process.
 
     Attributes:
         failure: what the models could not be loaded for; None if they could.
@@ -111,7 +126,7 @@ class Server(uvicorn.Server):
         self._gate, self._options, self._first = gate, options, first
         self._listener = listener
         self._opened: Opened | None = None
-        self._is_told_to_stop = False
+        self._has_had_signal = self._is_leaving = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run_with(self, opening: Opening) -> None:
@@ -129,10 +144,10 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The handler of SIGINT and SIGTERM."""
-        if self._is_told_to_stop:
+        if self._has_had_signal:
             os._exit(128 + sig)
+        self._has_had_signal = True
         self._loop.call_soon_threadsafe(self._stop)
-        self._is_told_to_stop = True
 
     def _read_keys_again(self) -> None:
         """The handler of SIGHUP. While models are loaded nobody has read them yet."""
@@ -157,13 +172,14 @@ class Server(uvicorn.Server):
             return
         if opened.private is not None:
             await stack.enter_async_context(answering(opened.private, told(opened.app)))
-        self._opened, self._gate.app = opened, opened.app
+        self._opened = opened
+        self._gate.open(opened.app)
         self._begin(self._stop_when_dead(opened))
         if self._first is not None:
             self._first.send(IsReady())
             return
         if not self._options.disable_log_stats:
-            for each in _logged(opened.models):
+            for each in named_engines(opened.models):
                 self._begin(log_stats(*each))
         names = ", ".join(service.model_name for service in opened.models)
         sys.stdout.write(f"Ready: {names} at {where(self._listener, self._options)}\n")
@@ -176,25 +192,42 @@ class Server(uvicorn.Server):
         self._stop()
 
     def _stop(self) -> None:
-        self._is_told_to_stop = True
         if self._opened is None:
+            self._leave_in(TIME_TO_LEAVE)
             self.should_exit = True
         else:
             self._begin(self._drain(self._opened))
 
+    def _leave_in(self, seconds: float) -> None:
+        """See to it that the process has ended by then."""
+
+        def leave() -> None:
+            logger.critical("The server has not come to its end in %g s: leaving as it is", seconds)
+            os._exit(self.status)
+
+        timer = threading.Timer(seconds, leave)
+        timer.daemon = True
+        timer.start()
+
     async def _drain(self, opened: Opened) -> None:
-        self._gate.is_draining = True
+        """Let requests finish, and leave. Does nothing the second time."""
+        if self._is_leaving:
+            return
+        self._is_leaving = self._gate.is_draining = True
+        most = self._options.shutdown_timeout + TIME_TO_LEAVE + opened.seconds_to_save
+        self._leave_in(most)
         if opened.others is not None:
             opened.others.finish()
         load, seconds = opened.app.state.load, self._options.shutdown_timeout
         if load.num_requests:
-            message = "Finishing running requests (%d), for %g s at most; a second signal does not"
-            logger.info(f"{message} wait", load.num_requests, seconds)
+            logger.info(_FINISHING, load.num_requests, seconds)
         end = self._loop.time() + seconds
         while load.num_requests and self._loop.time() < end:
             await asyncio.sleep(_DRAIN_INTERVAL)
         if load.num_requests:
-            await asyncio.gather(*(service.abort_running() for service in opened.models))
+            with suppress(TimeoutError):  # an engine that hangs aborts none
+                async with asyncio.timeout(_ABORT_TIMEOUT):
+                    await asyncio.gather(*(service.abort_running() for service in opened.models))
         self.should_exit = True
 
     async def _stop_when_dead(self, opened: Opened) -> None:
@@ -203,14 +236,13 @@ class Server(uvicorn.Server):
             await asyncio.sleep(_WATCH_INTERVAL)
         self.status = 1
         logger.critical("%s has stopped; shutting down", what)
-        self._is_told_to_stop = True
         await self._drain(opened)  # what other engines have begun
 
     def _what_has_stopped(self, opened: Opened) -> str | None:
         """An engine, or an API process before its time; None if nothing has."""
         if dead := opened.models.dead():
             return f"The engine of {', '.join(dead)}"
-        others_run = opened.others is None or self._is_told_to_stop or opened.others.are_running
+        others_run = opened.others is None or self._is_leaving or opened.others.are_running
         return None if others_run else "An API process"
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -219,7 +251,7 @@ class Server(uvicorn.Server):
         task.add_done_callback(self._tasks.discard)
 
 
-def _logged(models: Models) -> Iterator[tuple[AnyEngine, str]]:
+def named_engines(models: Models) -> Iterator[tuple[AnyEngine, str]]:
     """Engines with what their lines call them: numbers, and names where there are several."""
     for number, service in enumerate(models):
         name = f" ({service.model_name})" if len(models.services) > 1 else ""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from paged.http.api.service import AnyService
 from paged.http.app import create_service
-from paged.http.engine import Engine
+from paged.http.engine import AnyEngine, Engine
 from paged.http.entries import Entry
 from paged.http.options import ServeOptions
 from paged.http.request_log import RequestLog
@@ -25,6 +27,9 @@ from paged.runtime.logs import lines_about
 from paged.runtime.pooling.engine import PoolingEngine, wants_pooling
 from paged.runtime.remote_core import RemoteCore
 from paged.runtime.sharing import divide
+
+if TYPE_CHECKING:
+    from paged.http.otel import RequestTraces
 
 logger = logging.getLogger(__name__)
 
@@ -96,14 +101,26 @@ def _services(
     start: Callable[[int, EngineConfig], Engine | PoolingEngine],
 ) -> Iterator[list[AnyService]]:
     traces = _traces(options)
-    with ExitStack() as engines:
+    engines: list[AnyEngine] = []
+    try:
         services = []
         for number, entry in enumerate(entries):
             with _concerning(entry, len(entries)):
                 engine = start(number, entry.config)
-            engines.callback(engine.shutdown)
+            engines.append(engine)
             services.append(_service(engine, entry, number, options, traces))
         yield services
+    finally:
+        _call_all([each.shutdown for each in engines] + [each.close for each in traces])
+
+
+def _call_all(ends: Sequence[Callable[[], None]]) -> None:
+    """At the same time, so that those that hang take no longer than one."""
+    threads = [threading.Thread(target=each, name="paged-end") for each in ends]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def _sharing(entries: Sequence[Entry], options: ServeOptions) -> list[Entry]:
@@ -179,7 +196,7 @@ def _logs(engine: Engine | PoolingEngine, options: ServeOptions) -> list[Reporte
     return [RequestLog(engine.tokenizer, max_length=shown, outputs=outputs)]
 
 
-def _traces(options: ServeOptions) -> list[Reporter]:
+def _traces(options: ServeOptions) -> list[RequestTraces]:
     """What makes spans of them, likewise. Raises ConfigError if it cannot."""
     if options.otlp_traces_endpoint is None:
         return []

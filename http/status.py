@@ -127,12 +127,17 @@ class Glance:
 
 
 async def look(service: Service) -> EngineState | None:
-    """A close look at an engine; None if it does not answer in time."""
+    """A close look at an engine, but for page tables, which may have thousands of entries.
+
+    None if it does not answer in time.
+    """
     try:
         async with asyncio.timeout(_PATIENCE):
-            return await service.engine.look()
+            state = await service.engine.look()
     except (TimeoutError, EngineDead):
         return None
+    sequences = [msgspec.structs.replace(each, page_tables=[]) for each in state.sequences]
+    return msgspec.structs.replace(state, sequences=sequences)
 
 
 async def home(request: Request) -> Response:

@@ -28,12 +28,14 @@ _PUBLIC = {
     "ConfigError": "paged.errors",
     "EngineDead": "paged.runtime.errors",
     "InvalidRequest": "paged.runtime.errors",
+    "serve_app": "paged.http.replicas.application",
 }
 
 __all__ = [*_PUBLIC, "__version__"]
 
 if TYPE_CHECKING:  # each "as" itself: a checker then takes it for a name of ours, not of our needs
     from paged.errors import ConfigError as ConfigError
+    from paged.http.replicas.application import serve_app as serve_app
     from paged.runtime.async_engine import AsyncEngine as AsyncEngine
     from paged.runtime.beam_search import BeamSearchParams as BeamSearchParams
     from paged.runtime.config import EngineConfig as EngineConfig

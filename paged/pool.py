@@ -3,8 +3,9 @@
 Every page but the null page is in one of three states, and the three always add up:
 
     free --allocate--> used --release--> cached (if it carries a hash) --allocate--> used
-      ^                  |                  |
-      +-----release------+                  +--share--> used
+      ^                  |                  |     |
+      +-----release------+                  |     +--share--> used
+      +-----------------forget--------------+
 
 A used page is held by one or more page tables, which the pool counts. A cached page is held by
 nobody but carries the hash of its content; it is shared again on a hit, or evicted, least recently
@@ -23,7 +24,7 @@ host pages are more pages, numbered from `num_pages` on; `bring` makes them page
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from paged.host_pages import HostPages, PageMove
 
@@ -50,6 +51,7 @@ class PagePool:
         host: where the content of evicted pages goes.
         num_evicted: cached pages taken for new content so far.
         num_saved, num_loaded: pages written to the host so far, and those that came back.
+        on_forget: told the hashes of content that is not to be trusted.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class PagePool:
         self.enable_prefix_caching = enable_prefix_caching
         self.host = HostPages(num_host_pages)
         self.num_evicted = self.num_saved = self.num_loaded = 0
+        self.on_forget: Callable[[Sequence[bytes]], None] = lambda hashes: None
         self._moves: list[PageMove] = []
         self._references = [0] * num_pages
         self._free = list(range(num_pages - 1, NULL_PAGE, -1))  # a stack: page 1 is taken first
@@ -201,15 +204,19 @@ class PagePool:
             if partial:
                 self._partial.add(page)
 
-    def forget(self, pages: Sequence[int]) -> None:
-        """Let used pages be found by nobody any more, nor their content on the host."""
-        for page in pages:
-            assert self._references[page], f"page {page} is not used: it has nothing to forget"
-            page_hash = self._hash_of.pop(page, None)
-            if page_hash is not None:
-                del self._page_of[page_hash]
+    def forget(self, hashes: Sequence[bytes], num_groups: int = 1) -> None:
+        """Let content be found by nobody any more, wherever it is, in any group of layers."""
+        named = [of_group(each, group) for each in hashes for group in range(num_groups)]
+        for page_hash in named:
+            self.host.forget(page_hash)
+            page = self._page_of.pop(page_hash, None)
+            if page is not None:
+                del self._hash_of[page]
                 self._partial.discard(page)
-                self.host.forget(page_hash)
+                if not self._references[page]:
+                    del self._cached[page]
+                    self._free.append(page)
+        self.on_forget(named)
 
     def find(self, page_hash: bytes, group: int = 0, *, on_host: bool = False) -> int | None:
         """The page of a group that holds the content of that hash. Takes no reference.

@@ -6,7 +6,6 @@ import asyncio
 import uuid
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
-from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
@@ -236,11 +235,7 @@ class AsyncEngine:
 
     async def look(self) -> EngineState:
         """A close look at the engine, between two steps. Raises EngineDead."""
-        found: Future[EngineState] = Future()
-        found.set_running_or_notify_cancel()  # whoever waits may leave; the engine must not notice
-        call = self._keeper.living().call(lambda engine: engine.look(found.set_result))
-        await asyncio.wrap_future(call)
-        return await asyncio.wrap_future(found)
+        return await asyncio.wrap_future(self._keeper.living().look())
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached pages; False, and nothing done, while requests use pages."""

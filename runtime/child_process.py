@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from paged.runtime.ending import TIME_TO_BE_KILLED
+
 PEER_LOST = 75
 """Exit status of a process that ends because another host's part of its engine has."""
 
 # Seconds from losing the connection to a process until it must be gone.
 _TIME_TO_EXIT = 1.0
-_TIME_TO_BE_KILLED = 10.0
 
 
 class ChildProcess:
@@ -70,7 +71,7 @@ class ChildProcess:
         """Give it some seconds to leave by itself, then kill it. Idempotent."""
         if self._wait(seconds) is None:
             self._process.kill()
-            self._wait(_TIME_TO_BE_KILLED)
+            self._wait(TIME_TO_BE_KILLED)
 
     def _wait(self, seconds: float) -> int | None:
         """The exit status, a signal as a negative number; None if it is still there."""

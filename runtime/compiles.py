@@ -27,6 +27,13 @@ def num_compiles() -> int:
     return _count
 
 
+def cache_folder(folder: str | None) -> Path | None:
+    """Where --compile-cache-dir keeps compiled programs; None for nowhere."""
+    if folder == "":
+        return None
+    return Path(folder).expanduser() if folder else Path.home() / ".cache" / "paged" / "jit"
+
+
 def use_compile_cache(folder: str | None) -> None:
     """Keep compiled programs on disk; None is ~/.cache/paged/jit, "" keeps none.
 
@@ -34,10 +41,10 @@ def use_compile_cache(folder: str | None) -> None:
         ConfigError: there can be no such folder.
     """
     compilation_cache.reset_cache()  # else JAX's own part stays in the first folder of a process
-    if folder == "":
+    path = cache_folder(folder)
+    if path is None:
         jax.config.update("jax_compilation_cache_dir", None)
         return
-    path = Path(folder).expanduser() if folder else Path.home() / ".cache" / "paged" / "jit"
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -4,11 +4,21 @@ the keywords of `LLM(...)` all come from `EngineConfig`'s fields.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields
 from typing import Any, Literal, get_type_hints
 
 from paged.runtime.errors import ConfigError
-from paged.runtime.flags import choices_of, option, port, quantization, size_or_auto
+from paged.runtime.flags import (
+    choices_of,
+    json_object,
+    kv_cache_dtype,
+    load_format,
+    option,
+    port,
+    quantization,
+    size_or_auto,
+)
 from paged.runtime.lanes import DEFAULT_LANES
 
 PAGE_SIZES = (8, 16, 32, 64, 128)
@@ -37,7 +47,9 @@ class EngineConfig:
     revision: str | None = option(None, "Branch, tag or commit of the hub repository.")
     download_dir: str | None = option(None, "Where hub files are cached; default the hub's own.")
     load_format: Literal["auto", "dummy"] = option(
-        "auto", "Where weights come from: 'auto' the files, 'dummy' random from config.json alone."
+        "auto",
+        "Where weights come from: 'auto' the files, 'dummy' random from config.json alone.",
+        type=load_format,
     )
     dtype: Literal["auto", "float32", "float", "bfloat16", "float16", "half"] = option(
         "auto", "Element type of weights and activations; auto is the checkpoint's, float32 on CPU."
@@ -51,7 +63,6 @@ class EngineConfig:
         "need no flag.",
         also=("-q",),
         type=quantization,
-        choices=("fp8", "int8", "int4", "gguf"),
     )
     quantization_exclude: tuple[str, ...] = option(
         QUANTIZATION_EXCLUDE,
@@ -59,14 +70,6 @@ class EngineConfig:
         f"default {' '.join(QUANTIZATION_EXCLUDE)}: the head and what routes to experts; nothing "
         "with gguf.",
         metavar="PATTERN",
-    )
-    kv_cache_dtype: Literal[
-        "auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"
-    ] = option(
-        "auto",
-        "Element type of the KV cache; auto is that of the weights. fp8 (e4m3 unless said "
-        "otherwise) and int8 hold about twice the tokens of 16 bits, less precisely; not for the "
-        "latents of DeepSeek.",
     )
     max_model_len: int | None = option(
         None,
@@ -78,14 +81,21 @@ class EngineConfig:
     seed: int = option(0, "Seed of dummy weights and of requests that bring none.")
     generation_config: str = option(
         "auto",
-        "Where request defaults come from: 'auto' the model's generation_config.json, "
-        "'paged' neutral ones.",
+        "Where request defaults come from: 'auto' the model's generation_config.json, another file "
+        "like it or its folder, or 'paged' (as 'vllm') for neutral ones.",
+    )
+    override_generation_config: Mapping[str, Any] | None = option(
+        None, "What goes before them, as JSON.", type=json_object, metavar="JSON"
+    )
+    max_logprobs: int = option(
+        MAX_LOGPROBS, f"Most log-probabilities a request may ask for, up to {MAX_LOGPROBS}."
     )
     tensor_parallel_size: int = option(
         1,
         "Devices that share the model, in this machine or in --nnodes: each has its share of the "
         "weights and of the KV pages. It must divide the attention heads.",
-        also=("-tp",),
+        also=("-tp", "--tp"),
+        begins="devices",
     )
     nnodes: int = option(
         1,
@@ -107,12 +117,21 @@ class EngineConfig:
         1, "Always 1: a server has one copy of a model; start another for another.", also=("-dp",)
     )
     gpu_memory_utilization: float = option(
-        0.9, "Share of the device's memory for weights, step memory and KV pages."
+        0.9, "Share of the device's memory for weights, step memory and KV pages.", begins="memory"
     )
     kv_cache_memory_bytes: int | None = option(
         None,
         "Bytes for KV pages (as 2g or 512m); overrides the share above. On CPU default 1g.",
         also=("--kv-cache-memory",),
+    )
+    kv_cache_dtype: Literal[
+        "auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"
+    ] = option(
+        "auto",
+        "Element type of the KV cache; auto is that of the weights. fp8 (e4m3 unless said "
+        "otherwise) and int8 hold about twice the tokens of 16 bits, less precisely; not for the "
+        "latents of DeepSeek.",
+        type=kv_cache_dtype,
     )
     kv_offloading_size: float = option(
         0.0,
@@ -136,7 +155,9 @@ class EngineConfig:
     block_size: int = option(16, "Tokens per KV page: 8, 16, 32, 64 or 128.")
     enable_prefix_caching: bool = option(True, "Keep and share the pages of common prefixes.")
     max_num_seqs: int | None = option(
-        None, "Most sequences in a step; default 256 on GPU (1024 from 70 GiB up), 32 on CPU."
+        None,
+        "Most sequences in a step; default 256 on GPU (1024 from 70 GiB up), 32 on CPU.",
+        begins="scheduler",
     )
     max_num_batched_tokens: int | None = option(
         None, "Most tokens in a step; default 8192 on GPU, 512 on CPU."
@@ -173,11 +194,10 @@ class EngineConfig:
         "503. Default no limit.",
         also=("--max-num-queued-tokens",),
     )
-    max_logprobs: int = option(
-        MAX_LOGPROBS, f"Most log-probabilities a request may ask for, up to {MAX_LOGPROBS}."
-    )
     attention_backend: Literal["auto", "xla", "triton", "mosaic"] = option(
-        "auto", "Attention over pages; auto is mosaic on Hopper, triton on other GPUs, else xla."
+        "auto",
+        "Attention over pages; auto is mosaic on Hopper, triton on other GPUs, else xla.",
+        begins="compilation",
     )
     attention_tuning_seconds: float = option(
         40.0,

@@ -49,14 +49,13 @@ from paged.runtime.messages import (
     SequenceOutput,
 )
 from paged.runtime.pace import Pace
-from paged.runtime.page_folder import open_disk_tier
 from paged.runtime.plan import Row, StepPlan, TokenEvent
 from paged.runtime.runner import InFlight, SlotRequest, StepResult
 from paged.runtime.scheduler import Scheduler
 from paged.runtime.scores import keep_prompt_scores, scores_of
 from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits
-from paged.runtime.setup import prepare
-from paged.runtime.step_device import Device
+from paged.runtime.setup import open_disk_tier, prepare
+from paged.runtime.step_device import Device, alone
 from paged.runtime.step_record import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -83,19 +82,14 @@ class EngineCore:
         self,
         config: EngineConfig,
         source: ModelSource,
-        lead: Callable[[Device], Device] = lambda device: device,
+        lead: Callable[[Device], Device] = alone,
         *,
         progress: bool = True,
     ) -> None:
-        """Load, divide memory, compile. Raises ConfigError where flags do not fit.
-
-        Args:
-            lead: makes of the device one that has others follow, if there are any.
-        """
+        """Load, divide memory, compile. For `lead` and what is raised see `prepare`."""
         clock = StartClock()
-        self._runner, scheduling, self.memory = prepare(
-            config, source, clock, lead, progress=progress
-        )
+        prepared = prepare(config, source, clock, lead, progress=progress)
+        self._runner, scheduling, self.memory = prepared
         self.startup = clock.seconds
         self.max_model_len = scheduling.max_model_len
         self.vocab_size = source.config.vocab_size

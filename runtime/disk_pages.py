@@ -15,7 +15,7 @@ import re
 import secrets
 import sys
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -82,6 +82,7 @@ class DiskPages:
         self.seconds_to_write, self.seconds_per_page = self._measure()
         self._lock = Lock()
         self._num_clears = 0
+        self._unwanted = Counter[bytes]()  # forgotten, and not removed yet
         self._fails = False  # the last write
         self._known = OrderedDict.fromkeys(self._find())  # least recently used first
         self._room = Condition()
@@ -124,6 +125,14 @@ class DiskPages:
             self._known.clear()
             self._num_clears += 1
         self._writer.submit(self._remove, forgotten)
+
+    def forget(self, page_hashes: Sequence[bytes]) -> None:
+        """Have pages removed, those that wait to be written too; written later they come back."""
+        with self._lock:
+            self._unwanted.update(page_hashes)
+            for page_hash in page_hashes:
+                self._known.pop(page_hash, None)
+        self._writer.submit(self._remove_unwanted, page_hashes)
 
     def close(self, seconds: float | None = None) -> None:
         """Write what waits to be written; what is not in so many seconds is left out."""
@@ -187,9 +196,16 @@ class DiskPages:
             if page_hash in self._known:
                 self._known.move_to_end(page_hash)
 
-    def _remove(self, page_hashes: list[bytes]) -> None:
+    def _remove(self, page_hashes: Sequence[bytes]) -> None:
         for page_hash in page_hashes:
             self._path(page_hash).unlink(missing_ok=True)
+
+    def _remove_unwanted(self, page_hashes: Sequence[bytes]) -> None:
+        """What was to be written when they were forgotten has been passed over by now."""
+        self._remove(page_hashes)
+        with self._lock:
+            self._unwanted.subtract(page_hashes)
+            self._unwanted += Counter()  # without those that are not counted any more
 
     def _write_all(self, page_hashes: dict[int, bytes], stack: PageStack, num_clears: int) -> None:
         """Write the rows of a stack that are wanted."""
@@ -214,7 +230,7 @@ class DiskPages:
             body = b"".join(array.tobytes() for array in arrays)
             unfinished.write_bytes(_digest(page_hash, body) + body)
             with self._lock:
-                if num_clears == self._num_clears:
+                if num_clears == self._num_clears and page_hash not in self._unwanted:
                     unfinished.replace(path)
                     self._known[page_hash] = None
             self._forget_oldest()

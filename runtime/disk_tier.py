@@ -18,6 +18,7 @@ from paged.host_pages import STACK_SIZE, PageMove
 from paged.pool import PagePool, of_group
 from paged.prefix import extend_hashes
 from paged.runtime.disk_pages import DiskPages, Fetched, FoundPage
+from paged.runtime.ending import LONGEST_SAVING
 from paged.runtime.load_costs import LoadCosts
 from paged.runtime.messages import Saving
 from paged.runtime.runner import StepRunner
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 # Seconds that a stop takes for pages: so many times what the disk was measured to take, within
 # bounds. Whoever waits for the process waits as long.
 _PATIENCE = 2.0
-_SHORTEST_STOP, _LONGEST_STOP = 5.0, 60.0
+_SHORTEST_STOP = 5.0
 _BETWEEN_LINES = 2.0
 _BETWEEN_LOOKS = 0.05
 
@@ -48,6 +49,7 @@ class DiskTier:
         load_costs: LoadCosts,
     ) -> None:
         runner.host.on_save = files.write
+        pool.on_forget = files.forget
         self.files = files
         self._pool = pool
         self._runner = runner
@@ -75,8 +77,9 @@ class DiskTier:
         return self.files.fetch(wanted)
 
     def take_in(self, found: list[FoundPage]) -> None:
-        """Keep in host memory what was read."""
-        taken = [(self._pool.host.take(page_hash), arrays) for page_hash, arrays in found]
+        """Keep in host memory what was read, but for what was forgotten meanwhile."""
+        wanted = [(page_hash, arrays) for page_hash, arrays in found if page_hash in self.files]
+        taken = [(self._pool.host.take(page_hash), arrays) for page_hash, arrays in wanted]
         kept = {page: arrays for page, arrays in taken if page is not None}
         self._runner.host.put(list(kept), list(kept.values()))
 
@@ -89,7 +92,7 @@ class DiskTier:
         moves = self._moves_off_the_device() if saves_device else []
         num_pages, left_out = len(moves) + self.files.num_waiting, self.files.num_left_out
         seconds = _PATIENCE * num_pages * self.files.seconds_to_write
-        seconds = min(max(seconds, _SHORTEST_STOP), _LONGEST_STOP)
+        seconds = min(max(seconds, _SHORTEST_STOP), LONGEST_SAVING)
         until = time.monotonic() + seconds
         if num_pages:
             logger.info("Writing %d KV pages to disk, for %.0f s at most", num_pages, seconds)

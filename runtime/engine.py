@@ -15,13 +15,14 @@ from paged.runtime.engine_state import EngineState
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import keywords
 from paged.runtime.front import Front, Prepared
+from paged.runtime.generation_defaults import default_params
+from paged.runtime.hints import keyword_hint
 from paged.runtime.memory import MemoryPlan
 from paged.runtime.messages import EngineRequest, EngineStats, SequenceOutput
 from paged.runtime.outputs import RequestOutput
 from paged.runtime.processor import OutputProcessor
 from paged.runtime.quantization import quantized_source
 from paged.runtime.remote_core import RemoteCore
-from paged.runtime.sampling_params import SamplingParams, with_model_defaults
 
 if TYPE_CHECKING:
     from paged.models.loading import ModelSource
@@ -147,13 +148,18 @@ def engine_config(model: str | None, given: dict[str, Any]) -> EngineConfig:
     values: dict[str, Any] = {}
     for name, value in given.items():
         if name not in names:
-            close = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "see EngineConfig for what there is"
-            raise TypeError(f"unexpected keyword argument {name!r}: {hint}")
+            raise TypeError(f"unexpected keyword argument {name!r}: {_meant(name, names)}")
         if names[name] in values:
             raise TypeError(f"{name!r} and another name of {names[name]!r} are given: use one")
         values[names[name]] = value
     return EngineConfig(model=model, **values)
+
+
+def _meant(name: str, names: Iterable[str]) -> str:
+    if hint := keyword_hint(name):
+        return hint
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else "see EngineConfig for what there is"
 
 
 def load_engine(
@@ -175,11 +181,6 @@ def load_engine(
     """
     from paged.runtime.pooling.setup import makes_no_text, runs_pooling
 
-    if config.nnodes > 1 and make_core is None and not separate_process:
-        raise ConfigError(
-            "--nnodes is for `paged serve` with its engine process, which can be started again "
-            "when a host is lost: leave it out here"
-        )
     source = find_model(config)
     if runs_pooling(config, source):
         advice = "" if makes_no_text(source) else " --runner generate makes text of it."
@@ -187,7 +188,7 @@ def load_engine(
             f"{source.name} gives embeddings or scores, not text: serve it with `paged serve`, or "
             f"ask `LLM.embed` or `LLM.score`.{advice}"
         )
-    defaults = _default_params(config, source)
+    defaults = default_params(config, source)
     tokenizer = None if config.skip_tokenizer_init else load_tokenizer(config, source)
     if make_core is None:
         make_core = RemoteCore if separate_process else partial(_core_here, source)
@@ -250,13 +251,3 @@ def load_tokenizer(config: EngineConfig, source: ModelSource) -> Tokenizer:
         return tokenizer_from_folder(folder, source.config.eos_token_ids)
     other = resolve_model(config.tokenizer, download_dir=config.download_dir, load_format="dummy")
     return other.tokenizer()
-
-
-def _default_params(config: EngineConfig, source: ModelSource) -> SamplingParams:
-    if config.generation_config not in ("auto", "paged"):
-        raise ConfigError(
-            f"--generation-config must be 'auto' or 'paged', got {config.generation_config!r}"
-        )
-    if config.generation_config == "paged":
-        return SamplingParams()
-    return with_model_defaults(dict(source.generation_config))

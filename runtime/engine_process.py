@@ -190,8 +190,10 @@ def load_core(config: EngineConfig) -> ServedCore:
 
 def _lead(config: EngineConfig, source: ModelSource) -> Callable[[Device], Device]:
     """What has others follow a device, when all processes that share the model are there."""
+    from paged.runtime.step_device import alone
+
     if config.nnodes == 1:
-        return lambda device: device
+        return alone
     from paged.runtime.hosts.leader import LeadingDevice, gather
 
     return partial(LeadingDevice, followers=gather(config, source))

@@ -15,7 +15,7 @@ import msgspec
 _DEEPEST = 30
 
 
-class SequenceState(msgspec.Struct, frozen=True):
+class SequenceState(msgspec.Struct, frozen=True, omit_defaults=True):
     """A sequence that has not ended.
 
     Attributes:
@@ -28,6 +28,8 @@ class SequenceState(msgspec.Struct, frozen=True):
         pending_tokens: sampled by steps in flight.
         cached_tokens: of its prompt; -1 before it first ran.
         num_pages, num_preemptions: pages that it holds, and times it had to give them back.
+        page_tables: for each group of layers the ids of its pages, in the order of its tokens; 0
+            where a window has left one behind.
     """
 
     request_id: str
@@ -44,6 +46,7 @@ class SequenceState(msgspec.Struct, frozen=True):
     cached_tokens: int
     num_pages: int
     num_preemptions: int
+    page_tables: list[list[int]] = []
 
 
 class StepState(msgspec.Struct, frozen=True):
@@ -86,7 +89,7 @@ class EngineState(msgspec.Struct, frozen=True):
 
     Attributes:
         sequences: in their order of service.
-        pages: of each page but the null page what `PagePool.states` says.
+        pages: of each page, from page 1 on, what `PagePool.states` says.
         in_flight: the oldest first.
         process: of the engine.
     """

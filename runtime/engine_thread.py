@@ -23,7 +23,9 @@ from queue import Empty, SimpleQueue
 
 from msgspec.structs import replace
 
+from paged.runtime.ending import await_end
 from paged.runtime.engine import Engine
+from paged.runtime.engine_state import EngineState
 from paged.runtime.errors import EngineDead
 from paged.runtime.front import Prepared
 from paged.runtime.outputs import RequestOutput, join_deltas
@@ -90,13 +92,14 @@ class EngineThread:
         self._last_news = time.monotonic()
         self._engine = engine
         self._streams: dict[str, Stream] = {}
+        self._looks: set[Future[EngineState]] = set()  # that the engine has yet to take
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # rung after each call put in
         # Set once, after which the inbox takes nothing. The lock is reentrant because the garbage
         # collector may call `shutdown` anywhere.
         self._closed: str | None = None
         self._gate = threading.RLock()
-        self._stopping = False
+        self._is_told_to_end = self._stopping = False
         run = partial(copy_context().run, self._run)  # log lines there are about the same model
         self._thread = threading.Thread(target=run, name="paged-engine", daemon=True)
         self._thread.start()
@@ -148,12 +151,22 @@ class EngineThread:
         self._submit(run)
         return future
 
+    def look(self) -> Future[EngineState]:
+        """A close look at the engine, between two steps; EngineDead if it does not come to that."""
+        found: Future[EngineState] = Future()
+        found.set_running_or_notify_cancel()  # whoever waits may leave; the engine must not notice
+        self._submit(partial(self._look, found))
+        return found
+
     def shutdown(self) -> None:
-        """End every request with "abort", close the engine and wait for both. Idempotent."""
+        """End every request with "abort", close the engine and wait for both. Idempotent.
+
+        A step that hangs is not waited for.
+        """
+        self._is_told_to_end = True
         with suppress(EngineDead):
             self._submit(self._stop)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        await_end(self._thread, lambda: self.is_running, self.kill)
 
     def _submit(self, call: Callable[[], None]) -> None:
         with self._gate:
@@ -168,6 +181,9 @@ class EngineThread:
             self._serve()
             self._close(_SHUT_DOWN)
         except Exception as error:
+            if isinstance(error, EngineDead) and self._is_told_to_end:  # it was not to live on
+                self._close(_SHUT_DOWN)
+                return
             if not isinstance(error, EngineDead):
                 logger.exception("The engine's thread failed")
                 error = EngineDead(f"the engine stopped: {type(error).__name__}: {error}")
@@ -199,6 +215,8 @@ class EngineThread:
         os.close(self._bell)
         self._send((stream, EngineDead(reason)) for stream in self._streams.values())
         self._streams.clear()
+        for found in list(self._looks):
+            found.set_exception(EngineDead(reason))
         self._engine.close()
 
     def _make_calls(self) -> None:
@@ -219,6 +237,14 @@ class EngineThread:
             if not self.silence:
                 self._last_news = time.monotonic()
             self._streams[stream.request_id] = stream
+
+    def _look(self, found: Future[EngineState]) -> None:
+        self._looks.add(found)
+        found.add_done_callback(self._looks.discard)
+        try:
+            self._engine.look(found.set_result)
+        except EngineDead as error:
+            found.set_exception(error)
 
     def _leave(self, stream: Stream) -> None:
         if self._streams.get(stream.request_id) is stream:

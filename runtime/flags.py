@@ -17,30 +17,37 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _SUFFIXES = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 _STORED = ("awq", "awq_marlin", "compressed-tensors", "gptq", "gptq_marlin")
+_FILES = ("gguf", "safetensors")
 _SIZE = re.compile(r"(?P<number>-?\d+(?:\.\d+)?)(?P<suffix>[kKmMgG]?)")
 
 
-def option(default: Any, help: str, *, also: tuple[str, ...] = (), **how: Any) -> Any:
+def option(
+    default: Any, help: str, *, also: tuple[str, ...] = (), begins: str | None = None, **how: Any
+) -> Any:
     """A field of a dataclass that becomes a flag.
 
     Args:
         also: other spellings of the flag.
+        begins: the name of a group of flags whose first this is.
         how: what `add_argument` should know beyond what the field's type says.
     """
-    return field(default=default, metadata={"help": help, "also": also, "how": how})
+    metadata = {"help": help, "also": also, "begins": begins, "how": how}
+    return field(default=default, metadata=metadata)
 
 
 def same_option(config: type[Any], name: str) -> Any:
     """A field that is declared in another dataclass, for a command that needs it too."""
     [known] = [each for each in fields(config) if each.name == name]
-    return field(default=known.default, metadata=known.metadata)
+    return field(default=known.default, metadata={**known.metadata, "begins": None})
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type[Any], title: str) -> None:
-    """One flag for each field, in a group of its own."""
+    """One flag for each field, in a group of that title, or in one that begins with a field."""
     group = parser.add_argument_group(title)
     hints = get_type_hints(config)
     for each in fields(config):
+        if each.metadata["begins"]:
+            group = parser.add_argument_group(each.metadata["begins"])
         name = f"--{each.name.replace('_', '-')}"
         names = (name, *each.metadata["also"])
         action = group.add_argument(*names, dest=each.name, **_how(each, hints[each.name]))
@@ -97,6 +104,20 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def kv_cache_dtype(text: str) -> str:
+    """An element type of the KV cache, which others call by other names."""
+    if text == "int8_per_token_head":
+        raise argparse.ArgumentTypeError(f"{text!r} is called int8 here, and means the same")
+    return text
+
+
+def load_format(text: str) -> str:
+    """Where weights come from, which nobody needs to say of files."""
+    if text in _FILES:
+        raise argparse.ArgumentTypeError(f"that files are {text}, they say; drop the flag")
+    return text
+
+
 def quantization(text: str) -> str:
     """A way to quantize weights as they are loaded, which is not how a checkpoint is stored."""
     if text in _STORED:
@@ -128,13 +149,13 @@ def _how(each: Field[Any], hint: Any) -> dict[str, Any]:
     """What `add_argument` must know of a field: what it says itself, or else what its type says."""
     how: dict[str, Any] = {"default": each.default, **each.metadata["how"]}
     kind = _without_none(hint)
+    if get_origin(kind) is Literal:
+        return {"choices": get_args(kind)} | how
     if "type" in how or "choices" in how:
         return how
     if kind is bool:
         return how | {"action": argparse.BooleanOptionalAction}
     metavar = each.name.rpartition("_")[2].upper()
-    if get_origin(kind) is Literal:
-        return how | {"choices": get_args(kind)}
     if get_origin(kind) is tuple:
         return how | {"nargs": "+", "metavar": metavar}
     readers: dict[type, Callable[[str], Any]] = {int: size, float: float, str: str}

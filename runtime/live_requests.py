@@ -144,4 +144,5 @@ def _state_of(sequence: Sequence, owner: Owner, status: str) -> SequenceState:
             for table, behind in zip(sequence.page_tables, sequence.num_behind, strict=False)
         ),
         num_preemptions=sequence.num_preemptions,
+        page_tables=[list(table) for table in sequence.page_tables],
     )

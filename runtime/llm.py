@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from paged.models.chat_template import Message, Tool
 from paged.models.tokenizer import Tokenizer
+from paged.runtime.about import About
 from paged.runtime.beam_search import BeamSearchParams, begin_search
 from paged.runtime.engine import Engine, engine_config, load_engine
 from paged.runtime.errors import InvalidRequest
@@ -210,6 +211,13 @@ class LLM:
 
     def get_metrics(self) -> EngineStats:
         return self._loaded.stats()
+
+    @property
+    def about(self) -> About:
+        """Where its memory went, and how long its start took."""
+        about = self._engine.about
+        assert about is not None, "an engine that was loaded here tells of itself"
+        return about
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached pages."""

@@ -168,6 +168,7 @@ class PageTables:
         """
         self._pool.share(prefix.copied)  # else they might be taken for what is written
         draft.sources += prefix.copied
+        sequence.part_ends += [prefix.num_tokens] * bool(prefix.copied)
         full = iter(self._pool.bring(prefix.shared))
         sequence.num_computed = prefix.num_tokens
         sequence.num_registered, sequence.num_behind = prefix.num_full, prefix.num_behind
@@ -244,15 +245,25 @@ class PageTables:
         num_full, length = divmod(known, self._page_size)
         if not length or not self._pool.enable_prefix_caching:
             return
-        tokens = sequence.tokens(known - length, known)
-        name = page_hash(self._parent_hash(sequence, num_full), tokens)
+        name = self._part_hash(sequence, known)
+        sequence.part_ends.append(known)
         for group, table in enumerate(sequence.page_tables):
             if (page := table[num_full]) != NULL_PAGE:  # a window may have passed by on its way
                 self._pool.register(page, name, group, partial=True)
 
+    def _part_hash(self, sequence: Sequence, end: int) -> bytes:
+        """The hash of the page that its tokens up to `end` fill in part."""
+        num_full, length = divmod(end, self._page_size)
+        return page_hash(self._parent_hash(sequence, num_full), sequence.tokens(end - length, end))
+
     def forget(self, sequence: Sequence) -> None:
-        """Let nobody find its pages, now or when they are released: they are not to be trusted."""
-        self._pool.forget(_entry_by_entry(sequence.page_tables))
+        """Let nobody find what it has computed or read, now or when its pages are released.
+
+        By hashes, for its pages may be others' by now, or on the host.
+        """
+        self._hash_pages(sequence, sequence.num_tokens // self._page_size)
+        parts = [self._part_hash(sequence, end) for end in sequence.part_ends]
+        self._pool.forget([*sequence.page_hashes, *parts], len(self._windows))
         sequence.num_computed = 0
 
     def release(self, sequence: Sequence) -> None:

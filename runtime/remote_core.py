@@ -7,7 +7,6 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -16,6 +15,7 @@ from msgspec.structs import replace
 from paged.models.reports import Report, report
 from paged.runtime.child_process import ChildProcess, JoinedProcess
 from paged.runtime.config import EngineConfig
+from paged.runtime.ending import LONGEST_SAVING, TIME_TO_CLOSE, TIME_TO_EXIT
 from paged.runtime.engine_state import EngineState
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.logs import current_format, current_model
@@ -40,8 +40,6 @@ from paged.runtime.wire import (
 logger = logging.getLogger(__name__)
 
 _PROGRAM = ("-m", "paged.runtime.engine_process")
-# Seconds to end a step and give the memory back, beside those that the process says it needs.
-_TIME_TO_CLOSE = 10.0
 
 
 @dataclass(frozen=True)
@@ -174,20 +172,24 @@ class RemoteCore:
         if not self._is_closed:
             self._is_closed = True
             self._channel.close_sending()
-            self._wait_for_end()
-            self._process.end(_TIME_TO_CLOSE)
+            if isinstance(self._process, ChildProcess):  # one that we joined goes on for others
+                self._process.end(TIME_TO_EXIT if self._has_closed() else 0)
             self._channel.close()
         self._live.clear()
         self._failure = self._failure or Failed.of(EngineDead("the engine was closed"))
 
-    def _wait_for_end(self) -> None:
-        """Until the process has closed its side, or the time is over that it says it takes."""
-        until, told = time.monotonic() + _TIME_TO_CLOSE, False
-        with suppress(EOFError):
+    def _has_closed(self) -> bool:
+        """Wait until the process has closed its side; False if it takes longer than it says."""
+        until, told = time.monotonic() + TIME_TO_CLOSE, False
+        try:
             while self._channel.wait(max(until - time.monotonic(), 0)):
                 for message in self._channel.receive(wait=False):
                     if isinstance(message, Closing) and not told:
-                        until, told = time.monotonic() + message.seconds + _TIME_TO_CLOSE, True
+                        seconds = min(message.seconds, LONGEST_SAVING)
+                        until, told = time.monotonic() + seconds + TIME_TO_CLOSE, True
+        except EOFError:
+            return True
+        return False
 
     def _start(self, config: EngineConfig, door: int | None) -> Ready:
         level = logging.getLogger("paged").getEffectiveLevel()

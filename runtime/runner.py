@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from paged.host_pages import PageMove
+from paged.models.layers import DecoderParams
 from paged.runtime.batch import SlotSampling, pack, pack_updates
 from paged.runtime.buckets import Bucket
 from paged.runtime.fingerprint import fingerprint
@@ -165,6 +168,20 @@ class StepRunner:
             self._run_each_step_once()
         sharding = device.cache.layers[0].values.sharding
         self.host = HostStore(shapes, device.programs, sharding)
+
+    @property
+    def params(self) -> DecoderParams:
+        """The weights."""
+        return self._device.params
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of what is computed."""
+        return self._device.params.embedding.dtype
+
+    def counted(self, bucket: Bucket) -> Mapping[str, float]:
+        """What XLA counts in the forward program of a bucket, such as "flops"; maybe nothing."""
+        return self._device.programs["forward", bucket].cost_analysis() or {}
 
     def measure_loads(self) -> LoadCosts:
         """What it costs to load host pages, and to compute tokens instead."""

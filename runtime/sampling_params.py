@@ -251,6 +251,6 @@ def with_model_defaults(defaults: dict[str, Any]) -> SamplingParams:
         return SamplingParams(**known)
     except InvalidRequest as error:
         raise ConfigError(
-            f"The model's generation_config.json asks for what cannot be: {error}. "
-            "Use --generation-config paged to do without it."
+            f"The model's generation_config.json, or what stands for it, asks for what cannot be: "
+            f"{error}. Use --generation-config paged to do without it."
         ) from error

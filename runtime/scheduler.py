@@ -261,10 +261,13 @@ class Scheduler:
         events, page_size = [], self.pool.page_size
         for index, (row, token) in enumerate(zip(plan.rows, tokens, strict=False)):
             sequence = row.sequence
-            if not row.samples or sequence.status is Status.FINISHED:
+            if not row.samples:
+                continue
+            if token < 0:  # also of a sequence that has left its pages to others
+                self._tables.forget(sequence)
+            if sequence.status is Status.FINISHED:
                 continue
             if token < 0:
-                self._tables.forget(sequence)
                 self._finish(sequence, FinishReason.ERROR)
                 events.append(TokenEvent(sequence, index, token, FinishReason.ERROR))
                 continue

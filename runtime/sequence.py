@@ -80,6 +80,7 @@ class Sequence:
             behind: they hold the null page.
         horizon: tokens that it can have computed before its page tables must change.
         page_hashes: prefix-cache hashes of its full pages of known tokens, in order.
+        part_ends: tokens up to which pages filled in part hold it, that it left or has copied.
         num_registered: how many of its pages, from the first, carry their hash in the pool.
         slot: its row in the device state while running, else None.
     """
@@ -106,6 +107,7 @@ class Sequence:
     num_behind: list[int] = field(default_factory=list)
     horizon: int = 0
     page_hashes: list[bytes] = field(default_factory=list)
+    part_ends: list[int] = field(default_factory=list)
     num_registered: int = 0
     slot: int | None = None
 

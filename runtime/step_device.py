@@ -59,6 +59,11 @@ class Device(Protocol):
         """Give the device's memory back."""
 
 
+def alone(device: Device) -> Device:
+    """A device that nobody follows."""
+    return device
+
+
 class StepDevice:
     """A `Device` whose programs have all layers of the model, or those of one stage."""
 

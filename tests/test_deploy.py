@@ -21,7 +21,8 @@ from paged.http.app import create_app
 from paged.http.cli import parse
 from paged.http.options import ServeOptions
 from paged.http.paths import PROBES
-from paged.http.server import LAST_WORDS
+from paged.http.replicas.options import read_args
+from paged.http.server import TIME_TO_LEAVE
 from paged.runtime.flags import read_flags
 from tests.http.fakes import FakeEngine, serving
 from tests.runtime.remote import wait_until
@@ -35,7 +36,7 @@ def options_of(argv: list[str]) -> ServeOptions:
 
 def leaves_in(options: ServeOptions) -> float:
     """Seconds that a server may take from the first signal to its end."""
-    return options.shutdown_timeout + LAST_WORDS
+    return options.shutdown_timeout + TIME_TO_LEAVE
 
 
 def documents(name: str) -> dict[str, Any]:
@@ -57,6 +58,9 @@ def test_kubernetes() -> None:
     patience = liveness["periodSeconds"] * liveness["failureThreshold"]
     assert patience > options.step_timeout * (1 - 0.25) + 300
     assert spec["securityContext"]["runAsNonRoot"]
+    # A second pod could not get a volume that is one node's.
+    assert found["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteOnce"]
+    assert found["Deployment"]["spec"]["strategy"] == {"type": "Recreate"}
     claimed = found["PersistentVolumeClaim"]["metadata"]["name"]
     claims = [each["persistentVolumeClaim"]["claimName"] for each in spec["volumes"][:1]]
     assert claims == [claimed]
@@ -69,6 +73,42 @@ def test_kubectl_reads_it() -> None:
     kinds = [each["kind"] for each in yaml.safe_load_all(text)]
     assert sorted(kinds) == ["Deployment", "PersistentVolumeClaim", "Service"]
     assert "image: paged:latest" in text
+
+
+def test_ray_service() -> None:
+    found = documents("ray/rayservice.yaml")
+    spec = found["RayService"]["spec"]
+    cluster, config = spec["rayClusterConfig"], yaml.safe_load(spec["serveConfigV2"])
+    [workers] = cluster["workerGroupSpecs"]
+    pod = workers["template"]["spec"]
+    [container], [application] = pod["containers"], config["applications"]
+    told = read_args(application["args"])
+    assert pod["terminationGracePeriodSeconds"] > leaves_in(told.server)
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == told.gpus
+    assert (workers["minReplicas"], workers["maxReplicas"]) == (
+        told.options.num_replicas,
+        told.options.max_replicas,
+    )
+    assert config["http_options"]["port"] in [each["containerPort"] for each in container["ports"]]
+    [volume] = pod["volumes"]
+    claimed = found["PersistentVolumeClaim"]["metadata"]["name"]
+    assert volume["persistentVolumeClaim"]["claimName"] == claimed
+    constraints = (DEPLOY.parent / "constraints.txt").read_text()
+    assert f"\nray=={cluster['rayVersion']}\n" in constraints
+
+
+def test_the_file_for_ray_serve() -> None:
+    config = yaml.safe_load((DEPLOY / "ray/serve.yaml").read_text())
+    [application] = config["applications"]
+    options = read_args(application["args"]).options
+    [replica] = application["deployments"]
+    scaling = replica["autoscaling_config"]
+    assert (scaling["min_replicas"], scaling["max_replicas"]) == (
+        options.num_replicas,
+        options.max_replicas,
+    )
+    assert config["http_options"]["keep_alive_timeout_s"] > ServeOptions.timeout_keep_alive
 
 
 def test_compose() -> None:
@@ -153,4 +193,8 @@ def test_nginx_passes_tokens_on_as_they_come(tmp_path: Path) -> None:
         large = {"prompt": "a" * 33 * 2**20}
         assert httpx2.post(f"{front}/v1/completions", json=large, timeout=20).status_code == 413
         assert httpx2.get(f"{front}/metrics").status_code == 403
+        assert httpx2.get(f"{front}/debug/state").status_code == 403
+        theirs = httpx2.get(f"{front}/v1/models", headers={"X-Request-Id": "theirs"})
+        assert theirs.headers["x-request-id"] == "theirs"
+        assert len(httpx2.get(f"{front}/v1/models").headers["x-request-id"]) == 32
         assert httpx2.get(f"{front}/health").status_code == 200

@@ -23,6 +23,7 @@ DOCUMENTS = (
     "docs/models.md",
     "docs/operations.md",
     "docs/overload.md",
+    "docs/ray.md",
     "docs/several_models.md",
     "docs/tensor_parallel.md",
     "docs/threat_model.md",

@@ -46,7 +46,7 @@ async def read_json(request: Request, max_size: int) -> bytes:
         ApiError: another content type, too large, or of too many values.
     """
     _check_content_type(request)
-    body = await _read(request, max_size)
+    body = await read_whole(request, max_size)
     try:
         await without_hurry(len(body), lambda: check_num_values(body))
     except TooManyValues as error:
@@ -71,7 +71,8 @@ def _check_content_type(request: Request) -> None:
         raise ApiError(400, message, "Bad Request")
 
 
-async def _read(request: Request, max_size: int) -> bytes:
+async def read_whole(request: Request, max_size: int) -> bytes:
+    """The body as it came. Raises ApiError for one that is too large, or comes too slowly."""
     chunks: list[bytes] = []
     size, start = 0, asyncio.get_running_loop().time()
     try:

@@ -38,6 +38,8 @@ REFUSAL_CAUSE = "paged.refusal_cause"
 _UNAVAILABLE = "ServiceUnavailableError"
 # Seconds after which to ask an engine again that is being restarted.
 _RESTART = 10
+# Seconds after which to ask again where nothing is known.
+_LATER = 5
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
@@ -230,6 +232,8 @@ def _headers_of(error: Exception) -> Mapping[str, str] | None:
             return retry_after(_RESTART)
         case DeadlineExceeded():  # OpenAI's and Anthropic's clients would ask again by themselves
             return {"X-Should-Retry": "false"}
+        case ApiError(status=503, headers=None):
+            return retry_after(_LATER)
         case ApiError():
             return error.headers
         case _:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TypedDict
 
 from paged.http.api.errors import GenerationFailed
@@ -27,11 +28,19 @@ def generate(service: Service, job: Job) -> Outputs:
 
     Whoever stops early closes this generator, which aborts what still runs.
     """
-    streams = [_run_prompt(service, job, index) for index in range(len(job.prompts))]
-    return streams[0] if len(streams) == 1 else _merge(streams)
+    ending = _Ending()
+    streams = [_run_prompt(service, job, index, ending) for index in range(len(job.prompts))]
+    return streams[0] if len(streams) == 1 else _merge(streams, ending)
 
 
-async def _run_prompt(service: Service, job: Job, index: int) -> Outputs:
+@dataclass
+class _Ending:
+    """Why prompts of a request end early: the client has left, unless another of them failed."""
+
+    has_failed: bool = False
+
+
+async def _run_prompt(service: Service, job: Job, index: int, ending: _Ending) -> Outputs:
     request_id = f"{job.id}-{index}"
     outputs = _outputs(service, job, index, request_id)
     asked = Asked(request_id, job.model, job.prompts[index], job.params)
@@ -61,7 +70,7 @@ async def _run_prompt(service: Service, job: Job, index: int) -> Outputs:
         raise
     finally:
         service.running.discard(request_id)
-        watch.close("abort")  # if it has not ended
+        watch.close("abort", client_left=not ending.has_failed)  # if it has not ended
 
 
 def _outputs(
@@ -109,7 +118,7 @@ def _check(output: RequestOutput) -> None:
             raise GenerationFailed(f"{output.request_id}: {sequence.error}", told)
 
 
-async def _merge(streams: Sequence[Outputs]) -> Outputs:
+async def _merge(streams: Sequence[Outputs], ending: _Ending) -> Outputs:
     """Items of all streams as they come; the first error of any ends them all."""
     queue: _Queue = asyncio.Queue()
     pumps = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
@@ -117,6 +126,7 @@ async def _merge(streams: Sequence[Outputs]) -> Outputs:
         for _ in streams:
             while (item := await queue.get()) is not None:
                 if isinstance(item, Exception):
+                    ending.has_failed = True
                     raise item
                 yield item
     finally:

@@ -127,7 +127,9 @@ class OpenAIClient:
         """Send one request; whatever goes wrong is told by the record's `error`."""
         body = _encode(self._body(request))
         clock = time.perf_counter
-        record = RequestRecord(start=clock(), num_input_tokens=request.num_input_tokens)
+        record = RequestRecord(
+            start=clock(), num_input_tokens=request.num_input_tokens, kind=request.kind
+        )
         reader = StreamReader(record, clock)
         try:
             async with asyncio.timeout(self.timeout):

@@ -1,4 +1,4 @@
-"""Prompts from files: ShareGPT's JSON, and JSON lines of one prompt each."""
+"""Prompts from ShareGPT's files, and what reading any file of requests takes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sharegpt_requests(
         raise ConfigError(
             "Answers have no length without a tokenizer: give --tokenizer or --output-len"
         )
-    talks = [talk for talk in _records(path) if len(_turns(talk, path)) >= 2]
+    talks = [talk for talk in records(path) if len(_turns(talk, path)) >= 2]
     random.Random(seed).shuffle(talks)
     requests: list[BenchRequest] = []
     for talk in talks:
@@ -44,39 +44,11 @@ def sharegpt_requests(
             requests.append(BenchRequest(question, num_input, num_output))
         if len(requests) == num_requests:
             break
-    return _enough(requests, num_requests, path)
+    return enough(requests, num_requests, path)
 
 
-def custom_requests(
-    path: Path, num_requests: int, *, encode: Encode | None, output_len: int | None
-) -> list[BenchRequest]:
-    """The first lines of a file, each `{"prompt": text or token ids, "output_tokens": count}`.
-
-    Args:
-        output_len: tokens to generate instead of output_tokens, or where a line has none.
-
-    Raises:
-        ConfigError: a line without a prompt or a length, or too few lines.
-    """
-    requests = []
-    for number, record in zip(range(1, num_requests + 1), _records(path), strict=False):
-        prompt = record.get("prompt")
-        num_output = output_len or record.get("output_tokens")
-        if not prompt or not isinstance(num_output, int) or num_output < 1:
-            raise ConfigError(
-                f'{path}: prompt {number} needs "prompt" (text or token ids) and "output_tokens" '
-                "(at least 1, or --output-len for all)"
-            )
-        if isinstance(prompt, str):
-            num_input = len(encode(prompt)) if encode else 0
-        else:
-            num_input = len(prompt)
-        requests.append(BenchRequest(prompt, num_input, num_output))
-    return _enough(requests, num_requests, path)
-
-
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """Objects of a JSON list or of JSON lines."""
+def records(path: Path) -> Iterator[dict[str, Any]]:
+    """Objects of a JSON list or of JSON lines. Raises ConfigError if the file is neither."""
     try:
         text = path.read_text(encoding="utf-8")
         if text.lstrip().startswith("["):
@@ -103,7 +75,8 @@ def _usual_length(num_input: int, num_output: int) -> bool:
     )
 
 
-def _enough(requests: list[BenchRequest], wanted: int, path: Path) -> list[BenchRequest]:
+def enough(requests: list[BenchRequest], wanted: int, path: Path) -> list[BenchRequest]:
+    """The requests. Raises ConfigError if they are fewer than wanted."""
     if len(requests) < wanted:
         raise ConfigError(
             f"{path} holds {len(requests)} usable prompts, --num-prompts asks for {wanted}"

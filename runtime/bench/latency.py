@@ -13,15 +13,16 @@ from tqdm import trange
 
 from paged.runtime.bench.offline import (
     EngineMeter,
-    EngineReport,
     StartedEngine,
     config_of,
-    publish,
+    device_name,
     sampling,
     started_llm,
     without_weights,
 )
 from paged.runtime.bench.options import LatencyOptions
+from paged.runtime.bench.publish import publish
+from paged.runtime.bench.results import BenchResult, EngineReport, RunResult, Times, now
 from paged.runtime.bench.workloads import BenchRequest, IdRange, random_requests
 from paged.runtime.config import EngineConfig
 from paged.runtime.flags import read_flags
@@ -87,8 +88,17 @@ def run_latency(args: argparse.Namespace) -> int:
         ConfigError, InvalidRequest: the run cannot be made as asked.
     """
     options = read_flags(LatencyOptions, args)
-    report = measure(config_of(args), options)
-    publish(report, options.output_json)
+    config = config_of(args)
+    report = measure(config, options)
+    result = BenchResult(
+        command="latency",
+        date=now(),
+        model=without_weights(config).name,
+        device=device_name(),
+        label=options.label or "",
+        runs=(_run(report, options),),
+    )
+    publish(report.lines(), result, options, report.as_json())
     return 0
 
 
@@ -113,6 +123,30 @@ def measure(config: EngineConfig, options: LatencyOptions) -> LatencyReport:
             ]
     latencies, decodes = zip(*runs, strict=True)
     return LatencyReport(engine.start_seconds, list(latencies), list(decodes), meter.report)
+
+
+def _run(report: LatencyReport, options: LatencyOptions) -> RunResult:
+    """All runs of the batch as one: the time to the end is that of the batch."""
+    batches, seconds = len(report.latencies), sum(report.latencies)
+    requests = batches * options.batch_size
+    inputs, outputs = requests * options.input_len, requests * options.n * options.output_len
+    spread = {"e2el": report.latencies, "tpot": report.decode_seconds}
+    times = {name: Times.of(values) for name, values in spread.items()}
+    settings = ("batch_size", "input_len", "output_len", "n", "num_iters")
+    return RunResult(
+        name="latency",
+        duration=seconds,
+        num_completed=requests,
+        num_failed=0,
+        num_input_tokens=inputs,
+        num_output_tokens=outputs,
+        requests_per_second=requests / seconds,
+        output_tokens_per_second=outputs / seconds,
+        total_tokens_per_second=(inputs + outputs) / seconds,
+        times={name: each for name, each in times.items() if each is not None},
+        settings={name: getattr(options, name) for name in settings},
+        engine=report.engine,
+    )
 
 
 def _run_batch(

@@ -10,14 +10,25 @@ from contextlib import nullcontext
 import numpy as np
 
 from paged.runtime.bench.metrics import RequestRecord, ServeSummary
-from paged.runtime.bench.options import LoadOptions
+from paged.runtime.bench.options import ArrivalOptions
 from paged.runtime.bench.workloads import BenchRequest
 from paged.runtime.errors import ConfigError
 
 Send = Callable[[BenchRequest], Awaitable[RequestRecord]]
 
 
-def arrival_times(num_requests: int, load: LoadOptions) -> np.ndarray:
+def moments(requests: Sequence[BenchRequest], load: ArrivalOptions, seed: int | None) -> np.ndarray:
+    """Seconds after the start at which each request is sent: their own, unless the load has a rate.
+
+    Raises:
+        ConfigError: see `arrival_times`.
+    """
+    if np.isinf(load.request_rate) and load.ramp_up_strategy is None:
+        return np.array([each.arrival for each in requests])
+    return arrival_times(len(requests), load, seed)
+
+
+def arrival_times(num_requests: int, load: ArrivalOptions, seed: int | None) -> np.ndarray:
     """Seconds after the start at which each request is sent.
 
     Gaps are gamma-distributed with shape `burstiness` (1 makes a Poisson process). At a steady rate
@@ -29,7 +40,7 @@ def arrival_times(num_requests: int, load: LoadOptions) -> np.ndarray:
     rates = _rates(num_requests, load)
     if np.isinf(rates).any():
         return np.zeros(num_requests)
-    rng = np.random.default_rng([load.seed or 0, 1])
+    rng = np.random.default_rng([seed or 0, 1])
     gaps = rng.gamma(load.burstiness, 1 / (rates * load.burstiness))
     times = np.cumsum(gaps)
     if load.ramp_up_strategy is None:
@@ -37,7 +48,7 @@ def arrival_times(num_requests: int, load: LoadOptions) -> np.ndarray:
     return times
 
 
-def _rates(num_requests: int, load: LoadOptions) -> np.ndarray:
+def _rates(num_requests: int, load: ArrivalOptions) -> np.ndarray:
     """Requests per second around each request."""
     if load.ramp_up_strategy is None:
         return np.full(num_requests, load.request_rate)

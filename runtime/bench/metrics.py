@@ -27,6 +27,8 @@ class RequestRecord:
         text: what was generated.
         counted: the server told its number of output tokens.
         error: why it failed; None if it did not.
+        queue: seconds until its prompt was begun; None where only the server knows.
+        kind: the group that it belongs to.
     """
 
     start: float
@@ -36,6 +38,8 @@ class RequestRecord:
     text: str = ""
     counted: bool = False
     error: str | None = None
+    queue: float | None = None
+    kind: str = ""
 
     @property
     def ttft(self) -> float:
@@ -174,12 +178,15 @@ class ServeSummary:
         return int(running.max()) if len(running) else 0
 
     def spread(self, metric: str, percentiles: Iterable[float]) -> Spread:
-        """Of ttft, tpot, itl or e2el; TPOT leaves out requests of a single token."""
-        records = self.completed
-        if metric == "itl":
-            values = [gap for record in records for gap in record.itls]
-        elif metric == "tpot":
-            values = [record.tpot for record in records if record.num_output_tokens > 1]
-        else:
-            values = [getattr(record, metric) for record in records]
-        return Spread.of(values, percentiles)
+        """Of ttft, tpot, itl or e2el."""
+        return Spread.of(seconds_of(self.completed, metric), percentiles)
+
+
+def seconds_of(records: Iterable[RequestRecord], metric: str) -> list[float]:
+    """All values of ttft, tpot, itl, e2el or queue; TPOT leaves out requests of a single token."""
+    if metric == "itl":
+        return [gap for record in records for gap in record.itls]
+    if metric == "tpot":
+        return [record.tpot for record in records if record.num_output_tokens > 1]
+    values = (getattr(record, metric) for record in records)
+    return [value for value in values if value is not None]

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Protocol, Self
+from dataclasses import dataclass, replace
+from typing import Self
 
+import jax
 from tqdm import tqdm
 
 from paged.models.loading import ModelSource
 from paged.runtime.async_engine import AsyncEngine
+from paged.runtime.bench.results import EngineReport
 from paged.runtime.config import EngineConfig, flags
 from paged.runtime.engine import find_model
 from paged.runtime.front import Prompt
@@ -44,53 +43,6 @@ class StartedEngine:
     generate: Generate
     stats: Callable[[], EngineStats]
     start_seconds: float
-
-
-@dataclass(frozen=True)
-class EngineReport:
-    """What the engine did between two moments.
-
-    Attributes:
-        num_steps: steps run.
-        prefix_hit_rate: share of prompt tokens found in the prefix cache, 0 to 1.
-        num_preemptions: times that a sequence was put back for lack of pages.
-        kv_waste: mean share of token places in used pages that held no token, 0 to 1, as seen
-            ten times a second; None if the run was too short to look.
-        compiles_after_warmup: 0 unless something is wrong.
-    """
-
-    num_steps: int
-    prefix_hit_rate: float
-    num_preemptions: int
-    kv_waste: float | None
-    compiles_after_warmup: int
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def lines(self) -> Iterator[str]:
-        """One line for people."""
-        waste = "not seen" if self.kv_waste is None else f"{self.kv_waste:.1%}"
-        yield (
-            f"Engine: {self.num_steps} steps, prefix cache hits {self.prefix_hit_rate:.1%}, "
-            f"{self.num_preemptions} preemptions, KV waste {waste}, "
-            f"{self.compiles_after_warmup} compiles after warm-up"
-        )
-
-
-class Report(Protocol):
-    """The result of an offline benchmark, for people and for programs."""
-
-    def lines(self) -> Iterator[str]: ...
-    def as_json(self) -> dict[str, Any]: ...
-
-
-def publish(report: Report, output_json: str | None) -> None:
-    """Print a report, and write it to a file if one is named."""
-    for line in report.lines():
-        sys.stdout.write(line + "\n")
-    if output_json:
-        Path(output_json).write_text(json.dumps(report.as_json(), indent=2) + "\n")
 
 
 class EngineMeter:
@@ -136,6 +88,11 @@ def config_of(args: argparse.Namespace) -> EngineConfig:
     """The engine flags among parsed arguments."""
     values = {flag.name: getattr(args, flag.name) for flag in flags()}
     return EngineConfig(**values | {"seed": values["seed"] or 0})
+
+
+def device_name() -> str:
+    """What JAX calls the device that it runs on."""
+    return str(jax.devices()[0].device_kind)
 
 
 def without_weights(config: EngineConfig) -> ModelSource:

@@ -7,14 +7,16 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from paged.runtime.bench.baselines import BASELINES
-from paged.runtime.flags import option, port
+from paged.runtime.flags import option, port, same_option
 
-GENERATED = ("random", "lognormal", "prefix_repetition", "baseline")
-FROM_FILES = ("sharegpt", "custom")
+GENERATED = ("random", "lognormal", "prefix_repetition", "prefix_tree", "baseline")
+FROM_FILES = ("sharegpt", "custom", "log")
 METRICS = ("ttft", "tpot", "itl", "e2el")
+SchedulingPolicy = Literal["fcfs", "priority", "lanes"]
+POLICIES: tuple[SchedulingPolicy, ...] = get_args(SchedulingPolicy)
 BACKENDS = ("openai", "vllm", "openai-chat")
 
 
@@ -26,11 +28,27 @@ def count(text: str) -> int:
     return value
 
 
+def whole(text: str) -> int:
+    """A number of things, perhaps none."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {value}")
+    return value
+
+
 def positive(text: str) -> float:
     """A number above 0; `inf` is one."""
     value = float(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return value
+
+
+def at_least_0(text: str) -> float:
+    """A finite number, perhaps 0."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be at least 0 and finite, got {text}")
     return value
 
 
@@ -84,21 +102,38 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """Where the results of any benchmark go, beside the terminal."""
+
+    output_json: str | None = option(
+        None, "Write the results to this file, for `paged bench --compare` and for scripts."
+    )
+    html: str | None = option(
+        None, "Write a report with plots to this file: one page that needs nothing else."
+    )
+    label: str | None = option(None, "Name of the run, in reports and comparisons.")
+    disable_tqdm: bool = option(False, "No progress bar.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkloadOptions:
     """Which requests are sent."""
 
     dataset_name: str = option(
         "random",
         "Where prompts come from: random token ids of fixed lengths, of chat-like (lognormal) "
-        "lengths, with repeated prefixes, or a named baseline; or a ShareGPT or JSON lines file.",
+        "lengths, with repeated prefixes or a tree of them, or a named baseline; or a file of "
+        "ShareGPT's, of JSON lines, or of a server's log.",
         choices=(*GENERATED, *FROM_FILES),
     )
-    dataset_path: str | None = option(None, "File of the sharegpt or custom dataset.")
+    dataset_path: str | None = option(None, "File of the sharegpt, custom or log dataset.")
     workload: str | None = option(
         None, "Name of the baseline workload.", choices=tuple(sorted(BASELINES))
     )
     num_prompts: int | None = option(
-        None, "Requests; default 1000, or all of a baseline workload.", type=count
+        None,
+        "Requests; default 1000, or all of a baseline workload or a custom or log file.",
+        type=count,
     )
     input_len: int | None = option(
         None, "Prompt tokens of random requests; same as --random-input-len.", type=count
@@ -122,6 +157,13 @@ class WorkloadOptions:
     prefix_repetition_prefix_len: int = option(256, "Tokens of a prefix.", type=count)
     prefix_repetition_suffix_len: int = option(256, "Tokens after the prefix.", type=count)
     prefix_repetition_output_len: int = option(128, "Tokens to generate.", type=count)
+    prefix_tree_depth: int = option(
+        3, "Levels of a tree of prefixes, such as instructions, a document, a talk.", type=count
+    )
+    prefix_tree_branching: int = option(3, "Ways that each of them goes on.", type=count)
+    prefix_tree_level_len: int = option(128, "Tokens of a level.", type=count)
+    prefix_tree_suffix_len: int = option(64, "Tokens after the last of them.", type=count)
+    prefix_tree_output_len: int = option(64, "Tokens to generate.", type=count)
 
     @property
     def generated(self) -> bool:
@@ -130,18 +172,16 @@ class WorkloadOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThroughputOptions:
+class ThroughputOptions(OutputOptions):
     """How an offline run goes."""
 
     n: int = option(1, "Sequences of each prompt; sampled at temperature 1 if above 1.", type=count)
     async_engine: bool = option(False, "Send everything through AsyncEngine instead of LLM.")
     disable_detokenize: bool = option(False, "Leave the output as token ids.")
-    output_json: str | None = option(None, "Write the results to this file.")
-    disable_tqdm: bool = option(False, "No progress bar.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatencyOptions:
+class LatencyOptions(OutputOptions):
     """One batch, over and over."""
 
     input_len: int = option(32, "Tokens of each prompt.", type=count)
@@ -151,8 +191,6 @@ class LatencyOptions:
     num_iters_warmup: int = option(10, "Runs that are not counted.", type=int)
     num_iters: int = option(30, "Runs that are.", type=count)
     disable_detokenize: bool = option(False, "Leave the output as token ids.")
-    output_json: str | None = option(None, "Write the results to this file.")
-    disable_tqdm: bool = option(False, "No progress bar.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +206,28 @@ class ProfileOptions:
         None, "Keep the trace in this folder, for Perfetto or XProf; default it is thrown away."
     )
     output_json: str | None = option(None, "Write the results to this file.")
-    disable_tqdm: bool = option(False, "No progress bar.")
+    disable_tqdm: bool = same_option(OutputOptions, "disable_tqdm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions(OutputOptions):
+    """Every compiled step by itself."""
+
+    contexts: Sequence[int] = option(
+        (0, 128, 512, 2048, 8192),
+        "Tokens before those of the step, in each of its rows; those that do not fit are left out "
+        "(default: 0 128 512 2048 8192).",
+        type=whole,
+        nargs="+",
+        metavar="TOKENS",
+    )
+    buckets: Sequence[str] = option(
+        (), "Only these steps, such as decode_8 mixed_256.", type=str, nargs="+", metavar="NAME"
+    )
+    num_iters: int = option(10, "Runs of each step, of which the median counts.", type=count)
+    seconds: float = option(
+        2.0, "End the runs of a step early when they have taken so long.", type=finite
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,15 +284,9 @@ class SamplingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadOptions:
-    """When requests are sent."""
+class ArrivalOptions:
+    """When requests come."""
 
-    seed: int | None = option(
-        None, "Of prompts and arrivals; default 0, or a baseline workload's own.", type=int
-    )
-    ignore_eos: bool = option(
-        False, "Generate all tokens whatever the model says; implied for random prompts."
-    )
     request_rate: float = option(
         math.inf, "Requests per second; inf sends all at once.", type=positive
     )
@@ -246,12 +299,32 @@ class LoadOptions:
     )
     ramp_up_start_rps: float | None = option(None, "Rate at the start.", type=finite)
     ramp_up_end_rps: float | None = option(None, "Rate at the end.", type=finite)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions(ArrivalOptions):
+    """When requests are sent to a server."""
+
+    seed: int | None = option(
+        None, "Of prompts and arrivals; default 0, or a baseline workload's own.", type=int
+    )
+    ignore_eos: bool = option(
+        False, "Generate all tokens whatever the model says; implied for random prompts."
+    )
+    concurrency_ramp: Sequence[int] = option(
+        (),
+        "Share the requests out among stages that keep so many in flight, one after the other, "
+        "each reported by itself.",
+        type=count,
+        nargs="+",
+        metavar="REQUESTS",
+    )
     num_warmups: int = option(0, "Requests sent before, and not counted.", type=int)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions:
-    """What is reported, and where."""
+class GoalOptions:
+    """What counts as well served."""
 
     goodput: Sequence[tuple[str, float]] = option(
         (),
@@ -260,11 +333,49 @@ class ReportOptions:
         nargs="+",
         metavar="METRIC:MS",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLoadOptions(OutputOptions, GoalOptions):
+    """A load on an engine in this process."""
+
+    num_warmups: int = option(4, "Requests sent before, and not counted.", type=whole)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefixOptions(EngineLoadOptions, ArrivalOptions):
+    """A workload that shares prefixes, without and with a prefix cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedOptions(EngineLoadOptions):
+    """Short requests among long ones."""
+
+    num_short: int = option(64, "Short requests.", type=count)
+    num_long: int = option(8, "Long requests.", type=count)
+    short_input_len: int = option(128, "Prompt tokens of short requests.", type=count)
+    short_output_len: int = option(32, "Tokens to generate for short requests.", type=count)
+    long_input_len: int = option(4000, "Prompt tokens of long requests.", type=count)
+    long_output_len: int = option(32, "Tokens to generate for long requests.", type=count)
+    arrival_seconds: float = option(
+        10.0, "All come at random moments of so many seconds; 0 is all at once.", type=at_least_0
+    )
+    policies: Sequence[SchedulingPolicy] = option(
+        POLICIES, "Scheduling policies to try.", choices=POLICIES, nargs="+", metavar="POLICY"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(OutputOptions, GoalOptions):
+    """What is reported, and where."""
+
     percentile_metrics: tuple[str, ...] = option(
         METRICS, "Metrics to report, out of ttft,tpot,itl,e2el; default all.", type=metric_names
     )
     metric_percentiles: tuple[float, ...] = option(
-        (50.0, 90.0, 99.0), "Percentiles to report; default 50,90,99.", type=percentiles
+        (50.0, 90.0, 95.0, 99.0),
+        "Percentiles to report; default 50,90,95,99.",
+        type=percentiles,
     )
     save_result: bool = option(False, "Write the results as JSON.")
     save_detailed: bool = option(False, "Write each request's numbers and text too.")
@@ -276,5 +387,3 @@ class ReportOptions:
     metadata: Sequence[tuple[str, str]] = option(
         (), "Entries to add to the JSON.", type=key_value, nargs="*", metavar="KEY=VALUE"
     )
-    label: str | None = option(None, "Name of the run; default the backend.")
-    disable_tqdm: bool = option(False, "No progress bar.")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paged.runtime.bench.datasets import Encode, custom_requests, sharegpt_requests
+from paged.runtime.bench.datasets import Encode, sharegpt_requests
 from paged.runtime.bench.options import WorkloadOptions
+from paged.runtime.bench.workload_file import read_log, read_workload
 from paged.runtime.bench.workloads import (
     BenchRequest,
     IdRange,
     baseline_requests,
     lognormal_requests,
     prefix_repetition_requests,
+    prefix_tree_requests,
     random_requests,
 )
 from paged.runtime.errors import ConfigError
@@ -44,11 +46,10 @@ def select_requests(
             raise ConfigError("--dataset-name baseline needs --workload")
         ids = IdRange.below(vocab_size)
         return baseline_requests(options.workload, options.num_prompts, seed=seed, ids=ids)
-    num_requests = options.num_prompts or _DEFAULT_NUM_PROMPTS
+    ids = IdRange.below(vocab_size)
     if options.generated:
-        ids = IdRange.below(vocab_size)
-        return _generated(options, num_requests, seed or 0, ids)
-    return _from_file(options, num_requests, seed or 0, encode)
+        return _generated(options, options.num_prompts or _DEFAULT_NUM_PROMPTS, seed or 0, ids)
+    return _from_file(options, seed or 0, ids, encode)
 
 
 def _generated(
@@ -74,6 +75,17 @@ def _generated(
             suffix_len=options.prefix_repetition_suffix_len,
             output_len=options.output_len or options.prefix_repetition_output_len,
         )
+    if options.dataset_name == "prefix_tree":
+        return prefix_tree_requests(
+            num_requests,
+            seed=seed,
+            ids=ids,
+            depth=options.prefix_tree_depth,
+            branching=options.prefix_tree_branching,
+            level_len=options.prefix_tree_level_len,
+            suffix_len=options.prefix_tree_suffix_len,
+            output_len=options.output_len or options.prefix_tree_output_len,
+        )
     return random_requests(
         num_requests,
         options.input_len or options.random_input_len,
@@ -86,13 +98,18 @@ def _generated(
 
 
 def _from_file(
-    options: WorkloadOptions, num_requests: int, seed: int, encode: Encode | None
+    options: WorkloadOptions, seed: int, ids: IdRange, encode: Encode | None
 ) -> list[BenchRequest]:
     if options.dataset_path is None:
         raise ConfigError(f"--dataset-name {options.dataset_name} needs --dataset-path")
-    path = Path(options.dataset_path).expanduser()
+    path, wanted = Path(options.dataset_path).expanduser(), options.num_prompts
+    if options.dataset_name == "log":
+        return read_log(path, wanted, ids=ids, seed=seed)
     if options.dataset_name == "custom":
-        return custom_requests(path, num_requests, encode=encode, output_len=options.output_len)
+        return read_workload(
+            path, wanted, encode=encode, ids=ids, seed=seed, output_len=options.output_len
+        )
+    num_requests = wanted or _DEFAULT_NUM_PROMPTS
     return sharegpt_requests(
         path, num_requests, seed=seed, encode=encode, output_len=options.output_len
     )

@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import resource
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import uvloop
 from tqdm import tqdm
 
@@ -26,7 +30,7 @@ from paged.runtime.bench.client import (
     request_fields,
 )
 from paged.runtime.bench.connection import HttpClient
-from paged.runtime.bench.load import arrival_times, send_all
+from paged.runtime.bench.load import moments, send_all
 from paged.runtime.bench.metrics import ServeSummary
 from paged.runtime.bench.options import (
     LoadOptions,
@@ -35,9 +39,14 @@ from paged.runtime.bench.options import (
     ServerOptions,
     WorkloadOptions,
 )
+from paged.runtime.bench.publish import publish
 from paged.runtime.bench.report import report_json, report_lines
+from paged.runtime.bench.results import BenchResult, Value, as_json, now
+from paged.runtime.bench.run_results import run_result
 from paged.runtime.bench.selection import select_requests
-from paged.runtime.bench.workloads import BenchRequest
+from paged.runtime.bench.server_metrics import ServerMetrics, look, metric_lines
+from paged.runtime.bench.tables import run_lines
+from paged.runtime.bench.workloads import BenchRequest, reversed_prompt
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import read_flags
 
@@ -77,53 +86,161 @@ def run_serve(args: argparse.Namespace) -> int:
     """
     run = ServeRun.of(args)
     allow_many_connections()
-    model, summary = uvloop.run(measure(run))
-    for line in report_lines(summary, run.load, run.report):
-        sys.stdout.write(line + "\n")
+    measured = uvloop.run(measure(run))
+    model, summary = measured.model, measured.summary
+    result = serve_result(run, measured)
+    flat = _flat(run, model, summary)
+    publish(_lines(run, measured, result), result, run.report, flat)
     if run.report.save_result or run.report.append_result:
-        path = save_result(run, model, summary)
+        path = save_result(run, model, flat | as_json(result))
         sys.stdout.write(f"Saved as {path}\n")
     return 0 if not summary.failures else 1
 
 
-async def measure(run: ServeRun) -> tuple[str, ServeSummary]:
-    """The name of the model, and what its clients saw."""
+@dataclass(frozen=True)
+class Measured:
+    """What a run has seen.
+
+    Attributes:
+        model: the name that the server knows it by.
+        stages: the parts of the run by name; one, unless concurrency was ramped.
+        metrics: what the server's own counters grew by.
+    """
+
+    model: str
+    stages: list[tuple[str, ServeSummary]]
+    metrics: ServerMetrics
+
+    @property
+    def summary(self) -> ServeSummary:
+        """All stages as one run."""
+        summaries = [summary for _, summary in self.stages]
+        return ServeSummary(
+            [record for summary in summaries for record in summary.records],
+            duration=sum(summary.duration for summary in summaries),
+            goals=summaries[0].goals,
+            client_seconds=sum(summary.client_seconds for summary in summaries),
+        )
+
+
+async def measure(run: ServeRun) -> Measured:
+    """Wait for the server, warm it up, and send it the load."""
     server = run.server
     url = server.base_url or f"http://{server.host}:{server.port}"
     tokenizer, vocab_size = _vocabulary(run)
     requests = _requests(run, tokenizer, vocab_size)
-    times = arrival_times(len(requests), run.load)
+    stages = _stages(run, requests)
     # uvloop never returns from a loop that ends with a connection open.
     with closing(HttpClient(url, _headers(server), verify=not server.insecure)) as http:
         model = server.served_model_name or server.model or await _await_model(http, url, server)
         client = _client(run, http, model, tokenizer)
         await _await_answer(client, url, requests[0], server.ready_check_timeout_sec)
         await _warm_up(client, requests, run.load)
+        before = await look(http)
         with tqdm(total=len(requests), disable=run.report.disable_tqdm, unit="req") as bar:
-            summary = await send_all(
-                requests,
-                times,
-                client.stream,
-                max_concurrency=run.load.max_concurrency,
-                on_done=bar.update,
-            )
-    return model, replace(summary, goals=run.report.goodput)
+            done = [
+                (stage.name, await _send(stage, client, run, on_done=bar.update))
+                for stage in stages
+            ]
+        metrics = (await look(http)).since(before)
+    return Measured(model, done, metrics)
 
 
-def save_result(run: ServeRun, model: str, summary: ServeSummary) -> Path:
-    """Write the JSON; returns where."""
+@dataclass(frozen=True)
+class _Stage:
+    """A part of a run: its requests, when they are sent, and how many at most at once."""
+
+    name: str
+    requests: list[BenchRequest]
+    times: np.ndarray
+    max_concurrency: int | None
+
+
+def _stages(run: ServeRun, requests: list[BenchRequest]) -> list[_Stage]:
+    """Raises ConfigError for a ramp that has something else to say when requests are sent."""
+    load, ramp = run.load, run.load.concurrency_ramp
+    times = moments(requests, load, load.seed)
+    if not ramp:
+        return [_Stage(run.report.label or "serve", requests, times, load.max_concurrency)]
+    if load.max_concurrency or load.ramp_up_strategy or not math.isinf(load.request_rate):
+        raise ConfigError(
+            "--concurrency-ramp sends a request whenever one has ended: leave out "
+            "--max-concurrency, --request-rate and --ramp-up-strategy"
+        )
+    if len(requests) < len(ramp):
+        raise ConfigError(
+            f"--concurrency-ramp has {len(ramp)} stages, and there are {len(requests)} requests"
+        )
+    parts = np.array_split(np.arange(len(requests)), len(ramp))
+    return [
+        _Stage(f"concurrency {most}", [requests[i] for i in part], np.zeros(len(part)), most)
+        for most, part in zip(ramp, parts, strict=True)
+    ]
+
+
+async def _send(
+    stage: _Stage, client: OpenAIClient, run: ServeRun, *, on_done: Callable[[], object]
+) -> ServeSummary:
+    summary = await send_all(
+        stage.requests,
+        stage.times,
+        client.stream,
+        max_concurrency=stage.max_concurrency,
+        on_done=on_done,
+    )
+    return replace(summary, goals=run.report.goodput)
+
+
+def serve_result(run: ServeRun, measured: Measured) -> BenchResult:
+    """What was found, in the form that all benchmarks have."""
+    load, server, metrics = run.load, run.server, measured.metrics
+    settings: dict[str, Value] = {
+        "server": server.base_url or f"{server.host}:{server.port}",
+        "backend": server.backend,
+        "dataset": run.workload.dataset_name,
+        "request_rate": None if math.isinf(load.request_rate) else load.request_rate,
+        "burstiness": load.burstiness,
+        "max_concurrency": load.max_concurrency,
+        "prefix_hit_rate": metrics.prefix_hit_rate,
+    }
+    told = {name: value for name, value in settings.items() if value is not None}
+    runs = [run_result(stage, name, settings=told) for name, stage in measured.stages]
+    if (queue := metrics.queue_times) is not None and len(runs) == 1:
+        runs = [replace(runs[0], times=runs[0].times | {"queue": queue})]
+    return BenchResult(
+        command="serve",
+        date=now(),
+        model=measured.model,
+        label=run.report.label or "",
+        runs=tuple(runs),
+    )
+
+
+def _lines(run: ServeRun, measured: Measured, result: BenchResult) -> Iterator[str]:
+    yield from report_lines(measured.summary, run.load, run.report)
+    yield from metric_lines(measured.metrics)
+    if run.load.concurrency_ramp:
+        yield ""
+        yield from run_lines(result.runs)
+
+
+def save_result(run: ServeRun, model: str, report: dict[str, Any]) -> Path:
+    """Write the JSON where results are collected; returns where."""
+    path = Path(run.report.result_dir) / (run.report.result_filename or _file_name(run, model))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a" if run.report.append_result else "w", encoding="utf-8") as file:
+        file.write(json.dumps(report) + "\n")
+    return path
+
+
+def _flat(run: ServeRun, model: str, summary: ServeSummary) -> dict[str, Any]:
     about = {
         "endpoint_type": run.server.backend,
         "backend": run.server.backend,
         "model_id": model,
         "tokenizer_id": run.server.tokenizer or model,
     }
-    report = report_json(summary, run.load, run.report, about)
-    path = Path(run.report.result_dir) / (run.report.result_filename or _file_name(run, model))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a" if run.report.append_result else "w", encoding="utf-8") as file:
-        file.write(json.dumps(report) + "\n")
-    return path
+    return report_json(summary, run.load, run.report, about)
 
 
 def allow_many_connections() -> None:
@@ -256,13 +373,6 @@ async def _warm_up(client: OpenAIClient, requests: list[BenchRequest], load: Loa
             max_concurrency=load.max_concurrency,
             on_done=lambda: None,
         )
-
-
-def reversed_prompt(request: BenchRequest) -> BenchRequest:
-    """The same work, but nothing that a prefix cache could keep for the request itself."""
-    prompt = request.prompt
-    turned = " ".join(reversed(prompt.split())) if isinstance(prompt, str) else prompt[::-1]
-    return replace(request, prompt=turned)
 
 
 def _file_name(run: ServeRun, model: str) -> str:

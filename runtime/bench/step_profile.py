@@ -7,6 +7,8 @@ operations, each on one thread or spread over several, by the clock of the host.
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 import time
 import warnings
 from collections import defaultdict
@@ -19,8 +21,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from paged.runtime.bench.offline import config_of, publish, sampling
+from paged.runtime.bench.offline import config_of, sampling
 from paged.runtime.bench.options import ProfileOptions
+from paged.runtime.bench.publish import write_text
 from paged.runtime.bench.workloads import IdRange, random_requests
 from paged.runtime.config import EngineConfig
 from paged.runtime.core import EngineCore
@@ -106,7 +109,12 @@ def run_profile(args: argparse.Namespace) -> int:
         ConfigError, InvalidRequest: the run cannot be made as asked.
     """
     options = read_flags(ProfileOptions, args)
-    publish(profile(config_of(args), options), options.output_json)
+    report = profile(config_of(args), options)
+    for line in report.lines():
+        sys.stdout.write(line + "\n")
+    if options.output_json:
+        text = json.dumps(report.as_json(), indent=2) + "\n"
+        write_text(Path(options.output_json), text)
     return 0
 
 

@@ -5,20 +5,25 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from paged.runtime.bench.metrics import RequestRecord, ServeSummary
 from paged.runtime.bench.offline import (
     EngineMeter,
-    EngineReport,
     config_of,
-    publish,
+    device_name,
     sampling,
     started_async_engine,
     started_llm,
     without_weights,
 )
 from paged.runtime.bench.options import ThroughputOptions, WorkloadOptions
+from paged.runtime.bench.publish import publish
+from paged.runtime.bench.results import BenchResult, EngineReport, RunResult, now
+from paged.runtime.bench.run_results import run_result
 from paged.runtime.bench.selection import select_requests
 from paged.runtime.config import EngineConfig
 from paged.runtime.flags import read_flags
@@ -34,6 +39,7 @@ class ThroughputReport:
         elapsed: seconds from the first prompt given to the last answer complete.
         num_input_tokens: of the prompts, each counted once.
         num_output_tokens: of all sequences.
+        run: the same with the times of each request.
     """
 
     start_seconds: float
@@ -42,6 +48,7 @@ class ThroughputReport:
     num_input_tokens: int
     num_output_tokens: int
     engine: EngineReport
+    run: RunResult
 
     @property
     def num_tokens(self) -> int:
@@ -80,8 +87,17 @@ def run_throughput(args: argparse.Namespace) -> int:
         ConfigError, InvalidRequest: the run cannot be made as asked.
     """
     options = read_flags(ThroughputOptions, args)
-    report = measure(config_of(args), read_flags(WorkloadOptions, args), options, seed=args.seed)
-    publish(report, options.output_json)
+    config = config_of(args)
+    report = measure(config, read_flags(WorkloadOptions, args), options, seed=args.seed)
+    result = BenchResult(
+        command="throughput",
+        date=now(),
+        model=without_weights(config).name,
+        device=device_name(),
+        label=options.label or "",
+        runs=(report.run,),
+    )
+    publish(report.lines(), result, options, report.as_json())
     return 0
 
 
@@ -129,12 +145,33 @@ def _report(
     outputs: Sequence[RequestOutput],
     engine: EngineReport,
 ) -> ThroughputReport:
-    sequences = [sequence for output in outputs for sequence in output.outputs]
+    summary = ServeSummary([_record(output) for output in outputs], elapsed)
+    run = run_result(summary, "throughput", engine=engine)
+    # Of an engine that gives whole answers nobody sees the gaps between tokens.
+    seen = {metric: times for metric, times in run.times.items() if metric != "itl"}
     return ThroughputReport(
         start_seconds=start_seconds,
         elapsed=elapsed,
         num_requests=len(outputs),
-        num_input_tokens=sum(len(output.prompt_token_ids) for output in outputs),
-        num_output_tokens=sum(len(sequence.token_ids) for sequence in sequences),
+        num_input_tokens=summary.num_input_tokens,
+        num_output_tokens=summary.num_output_tokens,
         engine=engine,
+        run=replace(run, times=seen),
+    )
+
+
+def _record(output: RequestOutput) -> RequestRecord:
+    """A request by the engine's own times, its tokens as if they had come evenly."""
+    lengths = [len(sequence.token_ids) for sequence in output.outputs]
+    times = output.metrics
+    begun = times.first_scheduled_time or times.arrival_time
+    first = times.first_token_time or begun
+    chunks = np.linspace(first, times.finished_time or first, max(lengths))
+    return RequestRecord(
+        start=times.arrival_time,
+        num_input_tokens=len(output.prompt_token_ids),
+        num_output_tokens=sum(lengths),
+        chunk_times=chunks.tolist(),
+        counted=True,
+        queue=begun - times.arrival_time,
     )

@@ -7,7 +7,7 @@ prefix with the first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -28,11 +28,17 @@ class BenchRequest:
         prompt: token ids, or text if it came from a file of texts.
         num_input_tokens: the prompt's length; 0 for a text that was not tokenised.
         num_output_tokens: tokens to generate.
+        arrival: seconds after the start of a run at which it comes, if nothing else says when.
+        kind: the group that reports tell of it in; "" for none.
+        priority: lower goes first, under the priority policy.
     """
 
     prompt: list[int] | str
     num_input_tokens: int
     num_output_tokens: int
+    arrival: float = 0.0
+    kind: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,7 @@ def lognormal_requests(
             f"shortest {min_len}, longest {max_len}"
         )
     rng = np.random.default_rng(seed)
-    lengths = partial(_lognormal_lengths, rng, num_requests, sigma, min_len, max_len)
+    lengths = partial(lognormal_lengths, rng, num_requests, sigma, min_len, max_len)
     inputs, outputs = lengths(input_mean), lengths(output_mean)
     return [_request(ids.draw(rng, i), o) for i, o in zip(inputs, outputs, strict=True)]
 
@@ -141,6 +147,48 @@ def prefix_repetition_requests(
     prefixes = [ids.draw(rng, prefix_len) for _ in range(num_prefixes)]
     turns = rng.permutation(np.arange(num_requests) % num_prefixes)
     return [_request(prefixes[turn] + ids.draw(rng, suffix_len), output_len) for turn in turns]
+
+
+def prefix_tree_requests(
+    num_requests: int,
+    *,
+    seed: int,
+    ids: IdRange,
+    depth: int,
+    branching: int,
+    level_len: int,
+    suffix_len: int,
+    output_len: int,
+) -> list[BenchRequest]:
+    """Each prompt goes down a random way in a tree of prefixes, and ends in a suffix of its own.
+
+    A level of the tree has `branching` times as many prefixes as the one above it, which are each
+    `level_len` tokens longer.
+
+    Raises:
+        ConfigError: a number below 1.
+    """
+    sizes = {
+        "depth": depth,
+        "branching": branching,
+        "level_len": level_len,
+        "suffix_len": suffix_len,
+        "output_len": output_len,
+    }
+    if min(sizes.values()) < 1:
+        raise ConfigError(f"A tree of prefixes needs numbers of at least 1, got {sizes}")
+    rng = np.random.default_rng(seed)
+    levels: dict[tuple[int, ...], list[int]] = {}
+    requests = []
+    for _ in range(num_requests):
+        way = tuple(rng.integers(branching, size=depth).tolist())
+        prompt: list[int] = []
+        for place in (way[: level + 1] for level in range(depth)):
+            if place not in levels:
+                levels[place] = ids.draw(rng, level_len)
+            prompt += levels[place]
+        requests.append(_request(prompt + ids.draw(rng, suffix_len), output_len))
+    return requests
 
 
 def baseline_requests(
@@ -177,6 +225,13 @@ def baseline_requests(
     )
 
 
+def reversed_prompt(request: BenchRequest) -> BenchRequest:
+    """The same work, but nothing that a prefix cache could keep for the request itself."""
+    prompt = request.prompt
+    turned = " ".join(reversed(prompt.split())) if isinstance(prompt, str) else prompt[::-1]
+    return replace(request, prompt=turned)
+
+
 def _request(prompt: list[int], num_output_tokens: int) -> BenchRequest:
     return BenchRequest(prompt, len(prompt), num_output_tokens)
 
@@ -192,9 +247,10 @@ def _even_lengths(
     return rng.integers(low, high + 1, size=count).tolist()
 
 
-def _lognormal_lengths(
+def lognormal_lengths(
     rng: np.random.Generator, count: int, sigma: float, shortest: int, longest: int, mean: float
 ) -> list[int]:
+    """Of so many prompts or answers, with this mean before they are clipped."""
     mu = np.log(mean) - sigma * sigma / 2
     lengths = np.rint(rng.lognormal(mu, sigma, count))
     return np.clip(lengths, shortest, longest).astype(int).tolist()

@@ -15,6 +15,7 @@ import numpy as np
 from paged.models.reports import Report, report
 from paged.runtime.child_process import ChildProcess
 from paged.runtime.config import EngineConfig
+from paged.runtime.ending import TIME_TO_CLOSE
 from paged.runtime.errors import EngineDead
 from paged.runtime.logs import current_format, current_model
 from paged.runtime.pooling.runner import pack
@@ -35,8 +36,6 @@ from paged.runtime.wire import (
 logger = logging.getLogger(__name__)
 
 _PROGRAM = ("-m", "paged.runtime.pooling.process")
-# Seconds to end a batch and give the memory back.
-_TIME_TO_CLOSE = 10.0
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,7 @@ class RemoteRunner:
 
     def __init__(self, config: EngineConfig, *, program: Sequence[str] = _PROGRAM) -> None:
         self.num_compiles = 0
+        self._why_killed: str | None = None
         self._computed: deque[Vectors] = deque()
         self._process = ChildProcess(program)
         self._channel = Channel(self._process.connection, FromPooling)
@@ -103,16 +103,24 @@ class RemoteRunner:
 
         def wait() -> None:
             self._process.wait()
-            when_gone(self._process.how_it_ended())
+            when_gone(self._how_it_ended())
 
         run = partial(copy_context().run, wait)  # log lines there are about the same model
         threading.Thread(target=run, name="paged-watch", daemon=True).start()
 
+    def kill(self, reason: str) -> None:
+        """End the process at once, from any thread."""
+        self._why_killed = reason
+        self._process.end(0)
+
     def close(self) -> None:
         """Wait until the process is gone."""
         self._channel.close_sending()
-        self._process.end(_TIME_TO_CLOSE)
+        self._process.end(TIME_TO_CLOSE)
         self._channel.close()
+
+    def _how_it_ended(self) -> str:
+        return self._why_killed or self._process.how_it_ended()
 
     def _start(self, config: EngineConfig) -> PoolingReady:
         level = logging.getLogger("paged").getEffectiveLevel()
@@ -128,7 +136,7 @@ class RemoteRunner:
         try:
             messages = self._channel.receive(wait=True)
         except EOFError:
-            raise EngineDead(self._process.how_it_ended()) from None
+            raise EngineDead(self._how_it_ended()) from None
         for message in messages:
             if isinstance(message, Failed):
                 raise message.error()

@@ -97,6 +97,9 @@ class PoolingRunner:
         vectors.copy_to_host_async()
         return Launched(vectors)
 
+    def kill(self, reason: str) -> None:
+        """Nothing: a thread cannot be ended from outside."""
+
     def close(self) -> None:
         """Give the device's memory back."""
         for array in jax.tree.leaves(self._params):

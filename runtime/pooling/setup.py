@@ -20,19 +20,14 @@ from paged.runtime.backend import choose_backend
 from paged.runtime.compiler import memory_to_run
 from paged.runtime.compiles import use_compile_cache
 from paged.runtime.config import EngineConfig
+from paged.runtime.division import step_limits
 from paged.runtime.errors import ConfigError
 from paged.runtime.memory import size_text
 from paged.runtime.pooling.abilities import Abilities
 from paged.runtime.pooling.grid import Grid
 from paged.runtime.pooling.runner import PoolingRunner, compile_programs
 from paged.runtime.pooling.worker import Runner
-from paged.runtime.setup import (
-    claim_devices,
-    free_memory,
-    step_limits,
-    tell_quantization,
-    timed,
-)
+from paged.runtime.setup import claim_devices, free_memory, tell_quantization, timed
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from paged.runtime.ending import await_end
 from paged.runtime.errors import EngineDead, Overloaded
 from paged.runtime.gate import DrainRate
 from paged.runtime.messages import EngineStats
@@ -41,6 +42,9 @@ class Runner(Protocol):
         """Programs compiled since it was made; 0 unless something is wrong."""
 
     def launch(self, batch: Batch) -> Launched: ...
+    def kill(self, reason: str) -> None:
+        """Die, even in the middle of a batch, if that can be done; called from any thread."""
+
     def close(self) -> None: ...
 
 
@@ -90,6 +94,7 @@ class Worker:
         # Set once, after which nothing is taken. The lock is reentrant because the garbage
         # collector may call `shutdown` anywhere.
         self._closed: str | None = None
+        self._has_ended = False
         self._changed = threading.Condition(threading.RLock())
         run = partial(copy_context().run, self._run)  # log lines there are about the same model
         self._thread = threading.Thread(target=run, name="paged-pooling", daemon=True)
@@ -163,12 +168,14 @@ class Worker:
                 self._changed.notify()
 
     def shutdown(self) -> None:
-        """End every request with EngineDead, close the runner and wait for both. Idempotent."""
+        """End every request with EngineDead, close the runner and wait for both. Idempotent.
+
+        A batch that hangs is not waited for.
+        """
         with self._changed:
             self._closed = self._closed or _SHUT_DOWN
             self._changed.notify()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        await_end(self._thread, lambda: not self._has_ended, self._runner.kill)
 
     # What follows runs in the thread.
 
@@ -177,12 +184,17 @@ class Worker:
             while self._closed is None:
                 self._step()
         except Exception as error:
-            logger.exception("The engine stopped after an error in a step")
-            cause = f"the engine stopped after an error in a step: {type(error).__name__}: {error}"
-            self.dead_error = EngineDead(cause)
-            self._closed = cause
+            self._fail(error)
         self._end_all()
+        self._has_ended = True
         self._runner.close()
+
+    def _fail(self, error: Exception) -> None:
+        if self._closed is not None:  # a process that is known to be gone
+            return
+        logger.exception("The engine stopped after an error in a step")
+        cause = f"the engine stopped after an error in a step: {type(error).__name__}: {error}"
+        self.dead_error, self._closed = EngineDead(cause), cause
 
     def _step(self) -> None:
         """Launch what waits, then read what was launched before it; sleep if there is neither."""

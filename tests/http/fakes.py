@@ -234,7 +234,7 @@ class FakeEngine:
 
     async def look(self) -> EngineState:
         sequences = [
-            SequenceState(name, 0, "running", slot, 0, 1.0, 3, 2, 6, 4, 1, 0, 1, 0)
+            SequenceState(name, 0, "running", slot, 0, 1.0, 3, 2, 6, 4, 1, 0, 1, 0, [[1]])
             for slot, name in enumerate(sorted(self.running))
         ]
         steps = [StepState("decode_4", 1, 1, 0.01)]

@@ -31,7 +31,9 @@ def complaint(capsys: Capture, *argv: str) -> str:
     return line
 
 
-@pytest.mark.parametrize("command", ["", "serve", "generate", "chat", "bench", "convert"])
+@pytest.mark.parametrize(
+    "command", ["", "serve", "generate", "chat", "bench", "simulate", "convert"]
+)
 def test_help_is_instant(command: str) -> None:
     """Nothing heavy is imported to print it."""
     code = (
@@ -174,12 +176,12 @@ def test_devices_that_share_a_model(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "word"),
-    [("-pp", "--tensor-parallel-size"), ("-dp", "CUDA_VISIBLE_DEVICES"), ("-tp", "at least 1")],
+    [("-pp", "at least 1"), ("-dp", "CUDA_VISIBLE_DEVICES"), ("-tp", "at least 1")],
 )
 def test_other_ways_to_use_devices_are_refused(name: str, word: str) -> None:
     assert engine_config("-pp", "1", "-dp", "1") == EngineConfig()
     with pytest.raises(ConfigError, match=word):
-        engine_config(name, "0" if name == "-tp" else "2")
+        engine_config(name, "2" if name == "-dp" else "0")
 
 
 @pytest.mark.parametrize(
@@ -190,6 +192,9 @@ def test_other_ways_to_use_devices_are_refused(name: str, word: str) -> None:
         (("--nnodes", "0"), "at least 1"),
         (("--master-port", "0"), "between 1 and 65535"),
         (("--nnodes", "2", "-tp", "2", "--kv-offloading-size", "1"), "one process"),
+        (("--nnodes", "2", "-tp", "2", "-pp", "3"), "pipeline-parallel-size 3 .* multiple of 2"),
+        (("-pp", "2", "--kv-offloading-size", "1"), "a model in one piece"),
+        (("-pp", "2", "--cpu-offload-gb", "1"), "a model in one piece"),
     ],
 )
 def test_hosts_that_cannot_share_a_model_are_refused(argv: tuple[str, ...], word: str) -> None:
@@ -203,7 +208,7 @@ def test_hosts_that_cannot_share_a_model_are_refused(argv: tuple[str, ...], word
         (("--headless",), "give --nnodes and --node-rank"),
         (("--headless", "--nnodes", "2", "-tp", "2"), "not for rank 0"),
         (("--nnodes", "2", "-tp", "2", "--node-rank", "1"), "needs --headless"),
-        (("--nnodes", "2", "-tp", "2", "--no-engine-process"), "with its engine process"),
+        (("--nnodes", "2", "-tp", "2", "--no-engine-process"), "needs an engine process"),
     ],
 )
 def test_what_each_host_is_told_goes_together(

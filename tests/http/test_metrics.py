@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from paged.http.api.errors import ApiError, cause_of
 from paged.http.app import create_app
-from paged.runtime.errors import InvalidRequest, Overloaded
+from paged.runtime.errors import EngineDead, InvalidRequest, Overloaded
 from tests.http.fakes import FakeEngine
 
 Labels = frozenset[tuple[str, str]]
@@ -242,6 +242,25 @@ def test_clients_that_leave_are_counted(url: str, engine: FakeEngine) -> None:
         if line.startswith("paged:client_disconnects_total{")
     ]
     assert line.endswith(" 1.0")
+
+
+def test_who_fails_with_another_prompt_has_not_left(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = engine._check
+
+    def fail_for_b(prompt: list[int]) -> None:
+        check(prompt)
+        if prompt[-1] == ord("b"):
+            raise EngineDead("the device is gone")
+
+    monkeypatch.setattr(engine, "_check", fail_for_b)
+    engine.pause = 0.05
+    client = TestClient(create_app(engine, ["tiny"]), raise_server_exceptions=False)
+    assert client.post("/v1/completions", json={"prompt": ["a", "b"]}).status_code == 500
+    assert len(engine.aborted) == 1
+    assert value(client, "paged:client_disconnects_total") == 0
+    assert value(client, "vllm:request_success_total", finished_reason="abort") == 1
 
 
 def test_http_requests_have_few_labels(client: TestClient) -> None:

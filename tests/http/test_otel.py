@@ -2,7 +2,9 @@
 
 import builtins
 import json
+import time
 from collections.abc import Sequence
+from threading import Event
 from typing import Any
 
 import pytest
@@ -18,10 +20,11 @@ from tests.http.fakes import FakeEngine
 
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra otel")
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from paged.http import otel
 from paged.http.otel import RequestTraces
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -83,6 +86,29 @@ def test_a_request_that_failed(engine: FakeEngine) -> None:
 
 def test_refused_requests_are_none(engine: FakeEngine) -> None:
     assert spans(engine, prompt="a" * 99) == ()
+
+
+def test_a_collector_that_is_gone_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otel, "_LAST_SPANS", 0.1)
+    gone = Event()
+
+    class Stuck(SimpleSpanProcessor):
+        def shutdown(self) -> None:
+            gone.wait(60)
+
+    started = time.monotonic()
+    RequestTraces(Stuck(InMemorySpanExporter())).close()
+    assert time.monotonic() - started < 10
+    gone.set()
+
+
+def test_what_is_left_is_sent_in_the_end(engine: FakeEngine) -> None:
+    exporter = InMemorySpanExporter()
+    traces = RequestTraces(BatchSpanProcessor(exporter, schedule_delay_millis=60_000))
+    app = create_app(engine, ["tiny"], reporters=[traces])
+    TestClient(app).post("/v1/completions", json={"prompt": "a"})
+    traces.close()
+    assert len(exporter.get_finished_spans()) == 1
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

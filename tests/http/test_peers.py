@@ -99,5 +99,6 @@ def test_a_process_that_is_gone(tmp_path: Path) -> None:
                 reply = await client.get(path)
                 assert reply.status_code == 503
                 assert "does not answer" in reply.json()["error"]["message"]
+                assert int(reply.headers["retry-after"]) > 0
 
     asyncio.run(run())

@@ -18,12 +18,16 @@ from tests.http.servers import ROOT, Server, started
 
 # The real command line and server around the fake engine: two seconds of answer.
 PROGRAM = """
-import sys
+import sys, time
+from paged.http import server
 from paged.http.cli import main
 from paged.runtime.async_engine import AsyncEngine
 from tests.http.fakes import FakeEngine
 engine = FakeEngine(answer="x" * 50, pause=0.04)
 engine.fails_after = 3 if "mortal" in sys.argv else None
+if "stuck" in sys.argv:
+    engine.shutdown = lambda: time.sleep(60)
+    server.TIME_TO_LEAVE = 1
 AsyncEngine.from_config = lambda config, **how: engine
 sys.exit(main(["serve", "--port=0", *sys.argv[1:]]))
 """
@@ -73,7 +77,9 @@ def test_a_signal_lets_running_requests_finish(number: signal.Signals) -> None:
             assert int(reply.headers["retry-after"]) > 0
             assert reply.json()["error"]["message"].startswith("This server is stopping")
         for path in ("/health", "/metrics"):
-            assert httpx2.get(root + path).status_code == 200
+            reply = httpx2.get(root + path)
+            assert reply.status_code == 200
+        assert 'paged:requests_refused_total{cause="draining"} 1.0' in reply.text
         assert list(lines)[-1] == "data: [DONE]"
         assert running.process.wait(10) == 0
 
@@ -97,6 +103,14 @@ def test_a_second_signal_does_not_wait() -> None:
         assert running.process.returncode == 128 + signal.SIGTERM
 
 
+def test_whatever_hangs_it_leaves() -> None:
+    with server("--served-model-name", "stuck", "--shutdown-timeout", "0") as running:
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(20) == 0
+        assert running.process.stderr
+        assert "The server has not come to its end in 1 s" in running.process.stderr.read()
+
+
 def test_it_leaves_when_the_engine_dies() -> None:
     with server("--served-model-name", "mortal") as running:
         assert '"error"' in list(running.stream())[-2]
@@ -117,6 +131,18 @@ def test_a_port_in_use_is_said_before_the_model_is_loaded() -> None:
     assert done.returncode == 2
     assert done.stderr == (
         f"paged: error: Cannot listen on 127.0.0.1 port {port}: it is taken, use another --port\n"
+    )
+
+
+def test_a_key_for_metrics_that_nobody_has(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is bound or loaded, instead of open metrics."""
+    monkeypatch.delenv("PAGED_API_KEY", raising=False)
+    assert main(["serve", "no-such-model", "--metrics-need-key", "--admin-api-key", "a"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == (
+        "paged: error: --metrics-need-key needs --api-key, --api-keys-file or PAGED_API_KEY"
     )
 
 

@@ -42,6 +42,14 @@ make = partial(RemoteCore, program=fake_program("step_time=0.02", statement))
 engine.RemoteCore = start.RemoteCore = make
 sys.exit(main(["serve", "--host=127.0.0.1", "--port=0", *sys.argv[2:]]))
 """
+# The same in a hurry, where the times that it is given up after do not matter.
+HASTY = f"""
+from paged.http import serve
+from paged.runtime import remote_core
+remote_core.TIME_TO_CLOSE = serve.LAST_WORDS = 0.5
+serve.TIME_FOR_OTHERS = 2
+{PROGRAM}
+"""
 COUNTS = pytest.mark.parametrize("count", [1, 2])
 
 
@@ -51,9 +59,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def server(folder: Path, *flags: str) -> Iterator[Server]:
+def server(folder: Path, *flags: str, program: str = PROGRAM) -> Iterator[Server]:
     flags = ("--load-format=dummy", "--shutdown-timeout=5", *flags)
-    with started(PROGRAM, str(folder), *flags, pattern=r"https?://\S+/v1") as running:
+    with started(program, str(folder), *flags, pattern=r"https?://\S+/v1") as running:
         yield running
 
 
@@ -119,6 +127,21 @@ def test_a_killed_engine_is_replaced(model: Path, tmp_path: Path, count: int) ->
 
 
 @COUNTS
+def test_an_engine_that_hangs_holds_up_no_end(model: Path, tmp_path: Path, count: int) -> None:
+    flags = ("--shutdown-timeout=0", f"--api-server-count={count}")
+    with server(tmp_path, str(model), *flags, program=HASTY) as running:
+        lines = running.stream()
+        next(lines)
+        [pid] = engines(running)
+        (tmp_path / "hang").touch()
+        running.process.terminate()
+        assert running.process.wait(20) == 0
+        assert is_gone(pid)
+        assert running.process.stderr
+        assert "The server has not come to its end" not in running.process.stderr.read()
+
+
+@COUNTS
 def test_an_engine_that_hangs_is_replaced(model: Path, tmp_path: Path, count: int) -> None:
     flags = ("--step-timeout=1", f"--api-server-count={count}")
     with server(tmp_path, str(model), *flags) as running:
@@ -164,13 +187,32 @@ def test_whoever_dies_too_often_is_given_up(model: Path, tmp_path: Path) -> None
         assert "restarted 2 times in 600 s: giving up" in running.process.stderr.read()
 
 
-def test_other_models_go_on(model: Path, tmp_path: Path) -> None:
-    config = tmp_path / "models.yaml"
+@contextmanager
+def two_models(model: Path, folder: Path, *flags: str) -> Iterator[Server]:
+    config = folder / "models.yaml"
     names = ("left", "right")
     own = {"model": str(model), "load-format": "dummy", "kv-cache-memory-bytes": "1m"}
     models = [{**own, "served-model-name": name} for name in names]
     config.write_text(json.dumps({"models": models}))
-    with started(PROGRAM, str(tmp_path), f"--config={config}", pattern=r"http://\S+/v1") as running:
+    argv = (str(folder), f"--config={config}", *flags)
+    with started(PROGRAM, *argv, pattern=r"http://\S+/v1") as running:
+        yield running
+
+
+def test_a_first_signal_while_it_leaves_for_a_dead_engine(model: Path, tmp_path: Path) -> None:
+    """It is no second one: what other engines have begun is finished."""
+    with two_models(model, tmp_path, "--max-engine-restarts=0") as running:
+        lines = running.stream(max_tokens=150)
+        next(lines)
+        os.kill(engines(running)[1], signal.SIGKILL)
+        wait_until(lambda: status(running, "/v1/models") == 503)
+        running.process.terminate()
+        assert list(lines)[-1] == "data: [DONE]"
+        assert running.process.wait(10) == 1
+
+
+def test_other_models_go_on(model: Path, tmp_path: Path) -> None:
+    with two_models(model, tmp_path) as running:
         (tmp_path / "slow").touch()
         os.kill(engines(running)[0], signal.SIGKILL)
         wait_until(lambda: is_later(complete(running, "left")))

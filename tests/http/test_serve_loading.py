@@ -123,6 +123,8 @@ def test_probes_are_told_how_the_start_gets_on(model: Path, tmp_path: Path, coun
         assert server.process.stdout
         assert server.process.stdout.readline().startswith("Ready: ")
         assert httpx2.get(f"{server.root}/ready").status_code == 200
+        metrics = httpx2.get(f"{server.root}/metrics").text
+        assert 'paged:requests_refused_total{cause="loading"} 2.0' in metrics
         server.process.terminate()
         assert server.process.wait(10) == 0
 

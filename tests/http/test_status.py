@@ -44,6 +44,7 @@ def test_what_the_page_shows(client: TestClient, engine: FakeEngine) -> None:
     assert model["pages"]["cells"][9:16] == [[1, 0, 0], *[[0, 1, 0]] * 5, [0, 0, 1]]
     [sequence] = model["sequences"]
     assert (sequence["request_id"], sequence["status"]) == ("cmpl-1-0", "running")
+    assert (sequence["num_pages"], "page_tables" in sequence) == (1, False)
 
 
 def test_ids_are_not_whole(client: TestClient, engine: FakeEngine) -> None:

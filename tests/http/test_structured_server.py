@@ -187,7 +187,8 @@ def test_a_form_that_other_fields_make_impossible(engine: AsyncEngine, stream: b
     body = {"prompt": "a", "guided_choice": ["yes"], "bad_words": ["es"], "stream": stream}
     with TestClient(create_app(engine, ["tiny"])) as client:
         reply = client.post("/v1/completions", json=body)
-        assert reply.status_code == (200 if stream else 400)
+        # A stream has begun when the tokens are gone, unless this process was slow to look.
+        assert reply.status_code in ({200, 400} if stream else {400})
         assert "guided_choice: no token is left" in reply.text
         reply = client.post("/v1/completions", json=body | {"bad_words": ["et"]})
     assert reply.status_code == 200

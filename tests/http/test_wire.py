@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
+import psutil
 import pytest
 from starlette.applications import Starlette
 
@@ -18,6 +19,7 @@ from paged.http import connection
 from paged.http.api import body
 from tests.http.api.test_disconnect import wait_for
 from tests.http.fakes import FakeEngine, serving
+from tests.runtime.remote import wait_until
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 BODY = b'{"prompt": "a"}'
@@ -249,9 +251,15 @@ def test_idle_connections_are_closed(app: Starlette, begin: bytes, rest: bytes) 
     assert time.monotonic() - start < 5
 
 
-def test_too_many_headers(url: str) -> None:
+@pytest.mark.parametrize(
+    ("begin", "rest"), [(GET, WHOLE), (POST + b"Content-Length: 3\r\n", b"abc" + WHOLE)]
+)
+def test_too_many_headers(
+    url: str, begin: bytes, rest: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     many = b"".join(b"X-%d: y\r\n" % number for number in range(300))
-    assert statuses(answers(url, GET + many + b"\r\n")) == [431]
+    assert statuses(answers(url, begin + many + b"\r\n" + rest)) == [431]
+    assert "Invalid HTTP request received." not in caplog.messages
 
 
 def test_whoever_takes_nothing_is_cut_off(
@@ -271,6 +279,30 @@ def test_whoever_takes_nothing_is_cut_off(
         assert engine.aborted
     assert not engine.running
     assert app.state.load.num_requests == 0
+
+
+def has_peer(port: int) -> bool:
+    """Whether the server, in this process, still has the descriptor of a client's connection."""
+    connections = psutil.Process().net_connections("tcp")
+    return any(each.raddr and each.raddr.port == port for each in connections)
+
+
+@pytest.mark.parametrize("how", [b"keep-alive", b"close"])
+def test_whoever_leaves_the_end_of_an_answer_is_cut_off(
+    engine: FakeEngine, url: str, monkeypatch: pytest.MonkeyPatch, how: bytes
+) -> None:
+    """Though the server has written all of it, as it does where it is small."""
+    monkeypatch.setattr(connection, "SEND_TIMEOUT", 0.5)
+    monkeypatch.setattr(connection.Connection, "pause_writing", lambda self: None)
+    engine.max_model_len = 10**8
+    asked = b'{"prompt": "%b", "echo": true, "max_tokens": 1}' % (b"x" * 8 * 2**20)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", urlsplit(url).port))
+        head = POST + b"Connection: %b\r\nContent-Length: %d\r\n\r\n" % (how, len(asked))
+        client.sendall(head + asked)
+        assert client.recv(100)
+        wait_until(lambda: not has_peer(client.getsockname()[1]))
 
 
 @pytest.mark.usefixtures("impatient")

@@ -217,12 +217,11 @@ class PoolMachine(RuleBasedStateMachine):
         if name not in self.names.values():
             self.names[page] = name
 
-    @precondition(lambda self: self.held())
-    @rule(data=st.data())
-    def forget(self, data: st.DataObject) -> None:
-        page = data.draw(st.sampled_from(sorted(self.held())))
-        self.pool.forget([page])
-        self.names.pop(page, None)
+    @rule(name=st.sampled_from([b"a", b"b", b"c"]))
+    def forget(self, name: bytes) -> None:
+        self.pool.forget([name])
+        self.names = {page: held for page, held in self.names.items() if held != name}
+        self.idle = [page for page in self.idle if page in self.names]
 
     @rule(names=st.lists(st.sampled_from([b"a", b"b", b"c"]), max_size=3))
     def share_what_matches(self, names: list[bytes]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from paged.runtime.bench.load import arrival_times
 from paged.runtime.bench.metrics import RequestRecord, ServeSummary, Spread
-from paged.runtime.bench.options import LoadOptions, ReportOptions
+from paged.runtime.bench.options import ArrivalOptions, LoadOptions, ReportOptions
 from paged.runtime.bench.report import report_json, report_lines
 from paged.runtime.errors import ConfigError
 
@@ -98,7 +98,7 @@ def test_report_keeps_labels_and_order() -> None:
     summary = ServeSummary(SUMMARY.records, 2.0, [("ttft", 600.0)])
     lines = list(report_lines(summary, load, ReportOptions(percentile_metrics=("ttft", "e2el"))))
     values = [line.rsplit(maxsplit=1) for line in lines if ":" in line]
-    assert [value for value in values if "by cause" not in value[0]][:18] == [
+    assert [value for value in values if "by cause" not in value[0]][:19] == [
         ["Successful requests:", "2"],
         ["Failed requests:", "1"],
         ["Maximum request concurrency:", "4"],
@@ -115,6 +115,7 @@ def test_report_keeps_labels_and_order() -> None:
         ["Mean TTFT (ms):", "625.00"],
         ["Median TTFT (ms):", "625.00"],
         ["P90 TTFT (ms):", "725.00"],
+        ["P95 TTFT (ms):", "737.50"],
         ["P99 TTFT (ms):", "747.50"],
         ["Mean E2EL (ms):", "1000.00"],
     ]
@@ -148,13 +149,13 @@ def test_json_has_the_keys_that_scripts_read() -> None:
 
 
 def test_no_rate_sends_everything_at_once() -> None:
-    assert arrival_times(3, LoadOptions()).tolist() == [0.0, 0.0, 0.0]
+    assert arrival_times(3, ArrivalOptions(), None).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_arrivals_are_seeded_and_keep_their_rate() -> None:
-    load = LoadOptions(request_rate=20.0, seed=3)
-    times = arrival_times(1000, load)
-    assert times.tolist() == arrival_times(1000, load).tolist()
+    load = ArrivalOptions(request_rate=20.0)
+    times = arrival_times(1000, load, 3)
+    assert times.tolist() == arrival_times(1000, load, 3).tolist()
     assert times[-1] == pytest.approx(50.0)
     assert np.all(np.diff(times) >= 0)
 
@@ -162,14 +163,15 @@ def test_arrivals_are_seeded_and_keep_their_rate() -> None:
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
 def test_burstiness_shapes_the_gaps(burstiness: float) -> None:
     """A gamma's coefficient of variation is one over the root of its shape."""
-    gaps = np.diff(arrival_times(20_000, LoadOptions(request_rate=10.0, burstiness=burstiness)))
+    load = ArrivalOptions(request_rate=10.0, burstiness=burstiness)
+    gaps = np.diff(arrival_times(20_000, load, None))
     assert gaps.std() / gaps.mean() == pytest.approx(burstiness**-0.5, rel=0.05)
 
 
 @pytest.mark.parametrize(("strategy", "halfway"), [("linear", 55.0), ("exponential", 31.6)])
 def test_a_ramp_grows_the_rate(strategy: str, halfway: float) -> None:
-    load = LoadOptions(ramp_up_strategy=strategy, ramp_up_start_rps=10.0, ramp_up_end_rps=100.0)
-    gaps = np.diff(arrival_times(20_001, load))
+    load = ArrivalOptions(ramp_up_strategy=strategy, ramp_up_start_rps=10.0, ramp_up_end_rps=100.0)
+    gaps = np.diff(arrival_times(20_001, load, None))
     assert 1 / gaps[:500].mean() == pytest.approx(10.0, rel=0.2)
     assert 1 / gaps[9_500:10_500].mean() == pytest.approx(halfway, rel=0.2)
     assert 1 / gaps[-500:].mean() == pytest.approx(100.0, rel=0.2)
@@ -177,7 +179,7 @@ def test_a_ramp_grows_the_rate(strategy: str, halfway: float) -> None:
 
 def test_a_ramp_needs_both_rates() -> None:
     with pytest.raises(ConfigError, match="--ramp-up-start-rps"):
-        arrival_times(2, LoadOptions(ramp_up_strategy="linear", ramp_up_start_rps=1.0))
+        arrival_times(2, ArrivalOptions(ramp_up_strategy="linear", ramp_up_start_rps=1.0), None)
 
 
 def test_the_clients_own_share_is_told() -> None:

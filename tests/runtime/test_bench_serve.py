@@ -18,6 +18,7 @@ from paged.runtime.bench.arguments import add_arguments, run
 from paged.runtime.bench.client import StreamReader
 from paged.runtime.bench.connection import HttpClient
 from paged.runtime.bench.metrics import RequestRecord
+from paged.runtime.bench.results import read_result
 from paged.runtime.errors import ConfigError
 
 FIRST_AFTER, GAP, CHUNKS = 0.06, 0.02, 4
@@ -62,6 +63,9 @@ class FakeServer:
         if head.startswith("GET /v1/models "):
             status = 401 if self.trouble == "wants a key" else 200
             await whole(writer, status, {"data": [{"id": "tiny-model"}]})
+            return True
+        if head.startswith("GET /metrics "):
+            await whole(writer, 404, {"error": {"message": "no such page"}})
             return True
         self.bodies.append(json.loads(body))
         self.in_flight += 1
@@ -218,7 +222,7 @@ def test_concurrency_is_bounded_and_connections_are_kept(
 def test_a_connection_that_was_closed_is_opened_again(server: FakeServer, tmp_path: Path) -> None:
     status, _ = bench(server, tmp_path, "--max-concurrency", "1")
     assert status == 0
-    assert server.num_connections == 1 + 6
+    assert server.num_connections == 1 + 6 + 1  # the last to look at its metrics
 
 
 def test_a_rate_spaces_requests(server: FakeServer, tmp_path: Path) -> None:
@@ -228,6 +232,26 @@ def test_a_rate_spaces_requests(server: FakeServer, tmp_path: Path) -> None:
     assert result["request_rate"] == 20.0
 
 
+def test_a_ramp_reports_each_stage(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "apart" / "tree.json"
+    path.parent.mkdir()
+    status, result = bench(
+        server, tmp_path, "--concurrency-ramp", "1", "3", "--output-json", str(path)
+    )
+    assert (status, result["completed"], server.peak) == (0, 6, 3)
+    first, second = read_result(path).runs
+    assert (first.name, second.name) == ("concurrency 1", "concurrency 3")
+    assert first.num_completed == second.num_completed == 3
+    assert first.duration > second.duration
+    assert "concurrency 3" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="leave out --max-concurrency"):
+        bench(server, tmp_path, "--concurrency-ramp", "1", "2", "--max-concurrency", "1")
+    with pytest.raises(ConfigError, match="has 7 stages, and there are 6 requests"):
+        bench(server, tmp_path, "--concurrency-ramp", *"1234567")
+
+
 def test_chats_send_texts(server: FakeServer, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "Name a river."}\n' * 6)
@@ -235,7 +259,7 @@ def test_chats_send_texts(server: FakeServer, tmp_path: Path) -> None:
     status, result = bench(server, tmp_path, *chat)
     assert status == 0
     assert result["generated_texts"] == ["w0 w1 w2 w3 "] * 6
-    assert server.heads[-1].startswith("POST /v1/chat/completions ")
+    assert server.heads[-2].startswith("POST /v1/chat/completions ")
     assert server.bodies[-1]["messages"] == [{"role": "user", "content": "Name a river."}]
     assert server.bodies[-1]["max_completion_tokens"] == 7
     assert "ignore_eos" not in server.bodies[-1]

@@ -5,10 +5,7 @@ import argparse
 import numpy as np
 import pytest
 
-from benchmarks.step_simulation import Clock, StepCost, reports
-from paged.runtime.buckets import Buckets
-from paged.runtime.plan import Row, StepPlan
-from paged.runtime.sequence import Sequence, SequenceLimits
+from benchmarks.step_simulation import ENGINE, reports
 
 
 def arguments(**changes: object) -> argparse.Namespace:
@@ -21,17 +18,6 @@ def arguments(**changes: object) -> argparse.Namespace:
         "max_model_len": 8192,
     }
     return argparse.Namespace(**settings | changes)
-
-
-def test_a_step_takes_the_time_of_its_bucket_and_of_its_contexts() -> None:
-    cost = StepCost(tokens=(0, 100), dense=(5.0, 15.0), cached=0.5)
-    assert (cost.of(50), cost.of(200)) == (10.0, 30.0)
-    sequence = Sequence(0, [1] * 9, SequenceLimits(max_tokens=4))
-    rows = (Row(sequence, 0, 8, 1, samples=True),) * 3
-    clock = Clock(Buckets(decode=(4,), mixed=(4,), sampling=(4,)), cost)
-    clock.run(StepPlan(rows, (), (), ()))
-    assert clock.now == pytest.approx(5.4 + 3 * 9 * 0.5)
-    assert clock.padding == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
@@ -52,4 +38,6 @@ def test_every_request_is_answered_in_full() -> None:
     assert (report.num_requests, report.num_outputs) == (64, 64 * 128)
     assert len(report.first) == 64
     assert len(report.gaps) == 64 * 127
-    assert np.percentile(report.gaps, 50) == pytest.approx(StepCost().of(16), rel=0.05)
+    assert 1e3 * np.percentile(report.gaps, 50) == pytest.approx(
+        ENGINE.step_times().of(16), rel=0.05
+    )

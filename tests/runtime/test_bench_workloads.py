@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from paged.runtime.bench.baselines import BASELINES
-from paged.runtime.bench.datasets import custom_requests, sharegpt_requests
+from paged.runtime.bench.datasets import sharegpt_requests
 from paged.runtime.bench.options import WorkloadOptions
 from paged.runtime.bench.selection import select_requests
+from paged.runtime.bench.workload_file import read_workload
 from paged.runtime.bench.workloads import (
     BenchRequest,
     IdRange,
@@ -166,12 +167,12 @@ def test_sharegpt_takes_first_questions_of_usual_length(tmp_path: Path, as_lines
 def test_custom_lines_are_texts_or_ids(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "a b"}\n\n{"prompt": [7, 8, 9], "output_tokens": 3}\n')
-    assert custom_requests(path, 2, encode=words, output_len=6) == [
+    assert read_workload(path, 2, encode=words, output_len=6) == [
         BenchRequest("a b", 2, 6),
         BenchRequest([7, 8, 9], 3, 6),
     ]
-    with pytest.raises(ConfigError, match='prompt 1 needs "prompt"'):
-        custom_requests(path, 2, encode=words, output_len=None)
+    with pytest.raises(ConfigError, match='request 1 needs "output_tokens"'):
+        read_workload(path, 2, encode=words, output_len=None)
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,10 @@ def test_a_close_look(core: EngineCore) -> None:
     first = during.sequences[0]
     assert (first.prompt_tokens, first.max_tokens, first.num_preemptions) == (44, 4, 0)
     assert first.num_pages == 6
+    first_table, twin_table = (each.page_tables[0] for each in during.sequences[:2])
+    assert first_table[:5] == twin_table[:5], "the prompt's pages, all full, are shared"
+    assert first_table[5] != twin_table[5]
+    assert {during.pages[page - 1] for page in first_table} == {2, 3}
     assert {*during.pages} >= {0, 2, 3}, "free, used and shared by the two of the first"
     assert len(during.in_flight) == 1
     stacks = [call for thread in during.process.threads for call in thread.stack]

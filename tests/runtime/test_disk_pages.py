@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from threading import Event
 
 import jax
 import jax.numpy as jnp
@@ -102,6 +103,26 @@ def test_what_is_cleared_is_gone_with_what_waits_to_be_written(
     settle(pages)
     assert [number for number in range(1, 5) if name_of(number) in pages] == [4]
     assert [path.stem for path in tmp_path.iterdir()] == [name_of(4).hex()]
+
+
+def test_what_is_forgotten_is_gone_but_may_be_written_again(
+    pages: DiskPages, tmp_path: Path
+) -> None:
+    write(pages, 1, 2)
+    settle(pages)
+    gate = Event()
+    pages._writer.submit(gate.wait)
+    write(pages, 3, 4)
+    pages.forget([name_of(number) for number in (1, 3, 5)])
+    assert name_of(1) not in pages
+    write(pages, 3)  # by another sequence, with other content
+    gate.set()
+    settle(pages)
+    assert [number for number in range(1, 6) if name_of(number) in pages] == [2, 3, 4]
+    assert sorted(path.stem for path in tmp_path.iterdir()) == [
+        name_of(number).hex() for number in (2, 3, 4)
+    ]
+    assert not pages._unwanted
 
 
 def test_a_clear_while_the_writer_makes_room(pages: DiskPages) -> None:

@@ -14,8 +14,8 @@ import pytest
 from paged.models.loading import ModelSource, resolve_model
 from paged.runtime.config import EngineConfig
 from paged.runtime.core import EngineCore
+from paged.runtime.division import kv_dtype
 from paged.runtime.errors import ConfigError
-from paged.runtime.setup import kv_dtype
 from tests.runtime.test_core import drain, make_request, prompt_of, tokens_of
 
 MODEL = {

@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from paged.models.loading import ModelSource, resolve_model
+from paged.prefix import extend_hashes
 from paged.runtime import disk_tier
 from paged.runtime.config import EngineConfig
 from paged.runtime.core import EngineCore
@@ -259,6 +260,11 @@ def test_a_restart_finds_pages_on_disk(
     core.add(request)
     assert not core._preparing, "computing is faster"
     core.abort("a")
+    hashes: list[bytes] = []
+    extend_hashes(hashes, request.prompt_token_ids, core.memory.page_size)
+    num_pages = core.stats().num_disk_pages
+    core._pool.forget(hashes[:2])
+    assert core.stats().num_disk_pages == num_pages - 2
     assert core.reset_prefix_cache()
     assert core.stats().num_disk_pages == 0
     core.close()

@@ -23,6 +23,7 @@ from paged.models.loading import CheckpointError
 from paged.runtime import async_engine as async_engine_module
 from paged.runtime import remote_core as remote_core_module
 from paged.runtime.async_engine import AsyncEngine
+from paged.runtime.engine_thread import EngineThread
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.messages import EngineRequest, SequenceOutput
 from paged.runtime.remote_core import RemoteCore
@@ -246,7 +247,7 @@ def test_errors_at_the_start_come_over(
 
 
 def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_core_module, "_TIME_TO_CLOSE", 0.3)
+    monkeypatch.setattr(remote_core_module, "TIME_TO_CLOSE", 0.3)
     core = fake_remote(statement=HANG)
     core.add(make_request("a"))
     core.close()
@@ -257,7 +258,7 @@ def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_closing_waits_as_long_as_the_process_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no longer: a second for pages, and the time that it has in any case."""
-    monkeypatch.setattr(remote_core_module, "_TIME_TO_CLOSE", 0.5)
+    monkeypatch.setattr(remote_core_module, "TIME_TO_CLOSE", 0.5)
     closing = (
         "import time; from paged.runtime.messages import Saving; core.closing = lambda: ("
         "(Saving(0, 9, {left}), time.sleep(0.2))[0] for _ in range({count}))"
@@ -372,6 +373,21 @@ def test_a_close_look(engine: AsyncEngine) -> None:
         assert (await engine.look()).sequences == []
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("ends", ["dies", "is shut down", "is gone"])
+def test_a_look_that_never_comes(ends: str) -> None:
+    """Whoever waits for it is told so."""
+    does = "os._exit(3)" if ends == "dies" else "None"
+    thread = EngineThread(remote_engine(statement=f"core.look = lambda deliver: {does}"))
+    if ends == "is gone":
+        os.kill(thread._engine._core.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    found = thread.look()
+    if ends == "is shut down":
+        thread.shutdown()
+    with pytest.raises(EngineDead):
+        found.result(10)
+    thread.shutdown()
 
 
 def test_stats_follow_aborts(engine: AsyncEngine) -> None:

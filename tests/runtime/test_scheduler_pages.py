@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from paged.pool import PagePool
+from paged.pool import PagePool, of_group
 from paged.runtime.plan import StepPlan
 from paged.runtime.scheduler import Scheduler, SchedulerConfig
 from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits, Status
@@ -12,13 +12,16 @@ from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits, Statu
 PAGE_SIZE = 4
 
 
-def make_scheduler(num_pages: int = 64, caching: bool = True, **changes: Any) -> Scheduler:
+def make_scheduler(
+    num_pages: int = 64, caching: bool = True, num_host_pages: int = 0, **changes: Any
+) -> Scheduler:
     settings: dict[str, Any] = {
         "max_num_seqs": 4,
         "max_num_batched_tokens": 64,
         "max_model_len": 32,
     } | changes
-    return Scheduler(SchedulerConfig(**settings), PagePool(num_pages + 1, PAGE_SIZE, caching))
+    pool = PagePool(num_pages + 1, PAGE_SIZE, caching, num_host_pages)
+    return Scheduler(SchedulerConfig(**settings), pool)
 
 
 def add(scheduler: Scheduler, number: int, prompt: list[int], **fields: Any) -> Sequence:
@@ -134,6 +137,45 @@ def test_tokens_in_flight_of_the_preempted_still_count() -> None:
     assert second.outputs == [7, 1, 2, 3, 4]
     assert rows(schedule(scheduler)) == [(2, 12, 5)]
     assert read(scheduler, plans[4]) == []
+
+
+@pytest.mark.parametrize("leaves", ["preempted", "aborted", "running"])
+@pytest.mark.parametrize("windows", [(None,), (None, 8)])
+def test_what_led_to_no_number_is_found_nowhere(leaves: str, windows: tuple[int | None]) -> None:
+    """Though its pages are others' by now, on the host, or in the cache."""
+    scheduler = make_scheduler(10 * len(windows), num_host_pages=64, windows=windows)
+    pool = scheduler.pool
+    forgotten: list[bytes] = []
+    pool.on_forget = forgotten.extend
+    sequence = add(scheduler, 2, tokens(2, 13))
+    step(scheduler)
+    add(scheduler, 1, tokens(1, 12), arrival=-1.0)
+    step(scheduler)
+    plan = schedule(scheduler)
+    if leaves == "preempted":
+        scheduler._running.remove(sequence)
+        scheduler._running.add(sequence)
+        scheduler._preempt(sequence)
+    elif leaves == "aborted":
+        scheduler.abort([2])
+    pool.release(pool.allocate(pool.num_available // 2))  # some go on to the host
+    scheduler.update(plan, [-1 if row.sequence is sequence else 7 for row in plan.rows])
+    pool.check()
+    assert sequence.status is Status.FINISHED
+    assert sequence.finish_reason is (
+        FinishReason.ABORT if leaves == "aborted" else FinishReason.ERROR
+    )
+    names = [*sequence.page_hashes]
+    parts = [scheduler._tables._part_hash(sequence, end) for end in sequence.part_ends]
+    assert len(names) == 3
+    assert len(parts) == (leaves != "running")
+    for name in (*names, *parts):
+        for group in range(len(windows)):
+            assert pool.find(name, group, on_host=True) is None
+            assert of_group(name, group) in forgotten
+    again = add(scheduler, 3, tokens(2, 13), arrival=-2.0)
+    step(scheduler)
+    assert again.num_cached == 0
 
 
 def test_the_preempted_may_end_while_it_waits() -> None:

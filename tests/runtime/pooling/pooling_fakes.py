@@ -101,6 +101,9 @@ class FakeRunner:
         self.batches.append(batch)
         return Launched(batch, self)
 
+    def kill(self, reason: str) -> None:
+        pass
+
     def close(self) -> None:
         self.closed = True
 

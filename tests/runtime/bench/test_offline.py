@@ -1,71 +1,35 @@
 """Throughput and latency runs on a tiny model with random weights."""
 
-import argparse
 import json
 import threading
-from dataclasses import fields
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paged.runtime.bench.arguments import add_arguments, run
 from paged.runtime.bench.latency import decode_seconds
-from paged.runtime.bench.offline import EngineMeter, EngineReport
-from paged.runtime.config import EngineConfig
+from paged.runtime.bench.offline import EngineMeter
+from paged.runtime.bench.results import EngineReport, read_result
 from paged.runtime.messages import EngineStats
 from paged.runtime.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "eos_token_id": 2,
-}
+Bench = Callable[..., None]
 
 
-@pytest.fixture(scope="module")
-def engine_flags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("tiny")
-    (folder / "config.json").write_text(json.dumps(MODEL))
-    return {
-        "model": str(folder),
-        "load_format": "dummy",
-        "skip_tokenizer_init": True,
-        "kv_cache_memory_bytes": 2**20,
-        "max_num_seqs": 2,
-        "max_num_batched_tokens": 32,
-        "compile_cache_dir": str(tmp_path_factory.mktemp("jit")),
-    }
-
-
-def bench(flags: dict[str, Any], tmp_path: Path, *argv: str) -> dict[str, Any]:
+def written(bench: Bench, tmp_path: Path, *argv: str) -> dict[str, Any]:
     """The JSON that a run writes."""
-
-    def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-        for each in fields(EngineConfig):
-            name = f"--{each.name.replace('_', '-')}"
-            parser.add_argument(name, default=flags.get(each.name, each.default))
-
-    parser = argparse.ArgumentParser()
-    add_arguments(parser, add_engine_flags)
     path = tmp_path / "result.json"
-    args = [*argv, "--output-json", str(path), "--disable-tqdm"]
-    assert run(parser.parse_args(args)) == 0
-    return json.loads(path.read_text())
+    bench(*argv, "--output-json", path)
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
 def test_throughput_counts_every_token(
-    engine_flags: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["--num-prompts", "5", "--input-len", "24", "--output-len", "10"]
-    result = bench(engine_flags, tmp_path, "throughput", *asked)
+    result = written(bench, tmp_path, "throughput", *asked)
     assert result["num_requests"] == 5
     assert (result["total_input_tokens"], result["total_output_tokens"]) == (120, 50)
     assert result["total_num_tokens"] == 170
@@ -75,27 +39,28 @@ def test_throughput_counts_every_token(
     engine = result["engine"]
     assert engine["num_steps"] >= 3 * 10  # two at a time
     assert (engine["prefix_hit_rate"], engine["compiles_after_warmup"]) == (0.0, 0)
+    [run] = read_result(tmp_path / "result.json").runs
+    assert (run.num_completed, run.num_output_tokens) == (5, 50)
+    assert set(run.times) == {"ttft", "tpot", "e2el", "queue"}
     line = f"Throughput: {5 / result['elapsed_time']:.2f} requests/s, "
     assert line in capsys.readouterr().out
 
 
-def test_throughput_of_several_sequences_and_a_shared_prefix(
-    engine_flags: dict[str, Any], tmp_path: Path
-) -> None:
+def test_throughput_of_several_sequences_and_a_shared_prefix(bench: Bench, tmp_path: Path) -> None:
     """Through the asynchronous engine, which must count the same."""
     asked = ["--random-prefix-len", "64", "--n", "2", "--async-engine"]
     asked += ["--num-prompts", "4", "--input-len", "8", "--output-len", "6"]
-    result = bench(engine_flags, tmp_path, "throughput", *asked)
+    result = written(bench, tmp_path, "throughput", *asked)
     assert (result["total_input_tokens"], result["total_output_tokens"]) == (4 * 72, 4 * 2 * 6)
     assert result["engine"]["prefix_hit_rate"] > 0.5
 
 
 def test_latency_runs_one_batch_again_and_again(
-    engine_flags: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["--batch-size", "2", "--input-len", "12", "--output-len", "8"]
     asked += ["--num-iters", "3", "--num-iters-warmup", "1"]
-    result = bench(engine_flags, tmp_path, "latency", *asked)
+    result = written(bench, tmp_path, "latency", *asked)
     latencies = result["latencies"]
     assert len(latencies) == 3
     assert result["avg_latency"] == pytest.approx(sum(latencies) / 3)
@@ -103,6 +68,8 @@ def test_latency_runs_one_batch_again_and_again(
     assert result["percentiles"]["50"] == sorted(latencies)[1]
     assert result["engine"]["prefix_hit_rate"] == 0.0  # the same prompts, prefilled each time
     assert 0 < result["decode_step_ms"] < max(latencies) * 1000
+    [run] = read_result(tmp_path / "result.json").runs
+    assert run.times["e2el"].p50 == pytest.approx(1000 * result["percentiles"]["50"])
     assert "99% percentile latency: " in capsys.readouterr().out
 
 

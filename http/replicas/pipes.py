@@ -1,0 +1,259 @@
+"""Replies on their way from replicas to routers, by TCP: streams of Ray's own cost much more.
+
+A router listens; a replica connects when a request first comes from there, and sends the replies to
+all of that router's requests through one connection, each part with its request's number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import msgspec
+from starlette.types import Message
+
+_LENGTH_BYTES = 4
+_KEY_BYTES = 32
+# Bytes that wait to be sent on a connection before who writes has to wait.
+_MOST_WAITING = 2**18
+
+
+class ReplicaLost(RuntimeError):
+    """A replica was gone before its reply was whole."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """A message of ASGI, or the end of a reply.
+
+    Attributes:
+        number: of the request, at its router.
+        status, headers: of what begins a reply.
+        more: whether more of the body follows; None for the end, after which nothing comes.
+    """
+
+    number: int
+    body: bytes = b""
+    more: bool | None = True
+    status: int = 0
+    headers: list[tuple[bytes, bytes]] = []
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Part).decode
+
+
+def _part(number: int, message: Message) -> Part:
+    if message["type"] == "http.response.start":
+        return Part(number, status=message["status"], headers=list(message["headers"]))
+    return Part(number, message.get("body", b""), message.get("more_body", False))
+
+
+def _message(part: Part) -> Message:
+    if part.status:
+        head = {"status": part.status, "headers": part.headers}
+        return {"type": "http.response.start", **head}
+    return {"type": "http.response.body", "body": part.body, "more_body": part.more}
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a router listens.
+
+    Attributes:
+        key: that whoever connects must know.
+    """
+
+    host: str
+    port: int
+    key: bytes
+
+
+@dataclass
+class Inbox:
+    """What has come of the reply to a request.
+
+    Attributes:
+        number: of the request.
+        source: the connection by which it comes; None as long as nothing has.
+    """
+
+    number: int
+    source: asyncio.Protocol | None = None
+    _came: list[Message] = field(default_factory=list)
+    _is_ended: bool = False
+    _error: Exception | None = None
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def take(self, part: Part) -> None:
+        if part.more is None:
+            self._is_ended = True
+        else:
+            self._came.append(_message(part))
+        self._news.set()
+
+    def fail(self, error: Exception) -> None:
+        """No more will come."""
+        self._error = error
+        self._news.set()
+
+    async def read(self) -> Sequence[Message]:
+        """All that is there, at least one; none at the end. Raises what it was failed with."""
+        while not self._came:
+            if self._is_ended:
+                return []
+            if self._error is not None:
+                raise self._error
+            self._news.clear()
+            await self._news.wait()
+        came, self._came = self._came, []
+        return came
+
+
+class Inboxes:
+    """The router's end of all pipes."""
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(_KEY_BYTES)
+        self._numbers = count(1)
+        self._open: dict[int, Inbox] = {}
+
+    async def listen(self, host: str) -> Address:
+        """Begin to, at any free port."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Incoming(self._open, self._key), host, 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return Address(host, port, self._key)
+
+    def open(self) -> Inbox:
+        """One for a new request."""
+        inbox = Inbox(next(self._numbers))
+        self._open[inbox.number] = inbox
+        return inbox
+
+    def close(self, inbox: Inbox) -> None:
+        """What still comes for it is dropped."""
+        del self._open[inbox.number]
+
+
+class _Incoming(asyncio.Protocol):
+    """A connection from a replica, which begins with the key."""
+
+    def __init__(self, inboxes: Mapping[int, Inbox], key: bytes) -> None:
+        self._inboxes, self._key = inboxes, key
+        self._is_known = False
+        self._rest = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        data = self._rest + data
+        start = 0
+        if not self._is_known:
+            if len(data) < _KEY_BYTES:
+                self._rest = data
+                return
+            if not hmac.compare_digest(data[:_KEY_BYTES], self._key):
+                self._transport.close()
+                return
+            self._is_known, start = True, _KEY_BYTES
+        while len(data) >= (begin := start + _LENGTH_BYTES):
+            end = begin + int.from_bytes(data[start:begin], "big")
+            if len(data) < end:
+                break
+            self._take(_decode(data[begin:end]))
+            start = end
+        self._rest = data[start:]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for inbox in list(self._inboxes.values()):
+            if inbox.source is self:
+                inbox.fail(ReplicaLost("the connection to the replica broke"))
+
+    def _take(self, part: Part) -> None:
+        if (inbox := self._inboxes.get(part.number)) is not None:
+            inbox.source = self
+            inbox.take(part)
+
+
+class Pipes:
+    """The replica's end of all pipes."""
+
+    def __init__(self) -> None:
+        self._pipes: dict[Address, asyncio.Task[Pipe]] = {}
+
+    async def to(self, address: Address) -> Pipe:
+        """The connection there. Raises OSError if there is none."""
+        task = self._pipes.get(address)
+        if task is None or (task.done() and not _is_open(task)):
+            task = self._pipes[address] = asyncio.create_task(_connected(address))
+        return await asyncio.shield(task)
+
+
+def _is_open(task: asyncio.Task[Pipe]) -> bool:
+    return not task.cancelled() and task.exception() is None and task.result().is_open
+
+
+async def _connected(address: Address) -> Pipe:
+    loop = asyncio.get_running_loop()
+    _, pipe = await loop.create_connection(Pipe, address.host, address.port)
+    pipe.write(address.key)
+    return pipe
+
+
+class Pipe(asyncio.Protocol):
+    """A connection to a router.
+
+    Attributes:
+        is_open: whether anything still gets there.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self._waiting: list[bytes] = []
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport: asyncio.Transport = transport
+        transport.set_write_buffer_limits(_MOST_WAITING)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        self._has_room.set()
+
+    def pause_writing(self) -> None:
+        self._has_room.clear()
+
+    def resume_writing(self) -> None:
+        self._has_room.set()
+
+    async def send(self, number: int, message: Message) -> None:
+        """Send on a part, once there is room. Raises ConnectionError if the router has gone."""
+        await self._has_room.wait()
+        if not self.is_open:
+            raise ConnectionError("the connection to the router broke")
+        self._send(_part(number, message))
+
+    def end(self, number: int) -> None:
+        """Say that a reply ends here, whole or not."""
+        self._send(Part(number, more=None))
+
+    def _send(self, part: Part) -> None:
+        packed = _encode(part)
+        self.write(len(packed).to_bytes(_LENGTH_BYTES, "big") + packed)
+
+    def write(self, data: bytes) -> None:
+        """Send it, with what else comes in this turn of the loop: streams get tokens together."""
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._waiting.append(data)
+
+    def _flush(self) -> None:
+        self._transport.write(b"".join(self._waiting))
+        self._waiting.clear()

@@ -1,0 +1,45 @@
+"""Where the results of a benchmark go: the terminal, a file for programs, a page for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paged.runtime.bench.html_report import html_report
+from paged.runtime.bench.options import OutputOptions
+from paged.runtime.bench.results import BenchResult, as_json
+from paged.runtime.errors import ConfigError
+
+
+def publish(
+    lines: Iterable[str],
+    result: BenchResult,
+    options: OutputOptions,
+    flat: Mapping[str, Any] | None = None,
+) -> None:
+    """Print the lines, and write the files that are asked for.
+
+    Args:
+        flat: what stands beside the result in its file.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
+    for line in lines:
+        sys.stdout.write(line + "\n")
+    if options.output_json:
+        text = json.dumps({**(flat or {}), **as_json(result)}, indent=2)
+        write_text(Path(options.output_json), text + "\n")
+    if options.html:
+        write_text(Path(options.html), html_report([(result.label, result)]))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file. Raises ConfigError if that cannot be."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"The results cannot be written: {error}") from error

@@ -1,0 +1,163 @@
+"""GPUs by their driver's own tool, which takes none of their memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paged.runtime.config import EngineConfig
+from paged.runtime.doctor.finding import Finding, ok, warning, wrong
+from paged.runtime.memory import size_text
+
+Ask = Callable[[Sequence[str]], str | None]
+"""Asks `nvidia-smi`; None where there is none, or where it fails."""
+
+_MIB = 2**20
+_SECONDS_TO_ANSWER = 30
+_FIELDS = "index,name,driver_version,memory.total,memory.used,compute_cap"
+# What the driver itself may have in use.
+_OF_THE_DRIVER = 2**30
+_OLDEST_CAPABILITY = 8.0
+# Major versions of drivers that CUDA asks for, by the extra that brings it.
+DRIVERS = {"cuda13": 580, "cuda12": 525}
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU as the driver describes it; sizes are bytes."""
+
+    index: int
+    name: str
+    driver: str
+    total: int
+    used: int
+    capability: str
+
+
+def ask_nvidia_smi(arguments: Sequence[str]) -> str | None:
+    """What it prints; see `Ask`."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS_TO_ANSWER,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def cards(ask: Ask) -> list[Card]:
+    """The GPUs of this machine; none where there is no driver."""
+    told = ask([f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"])
+    rows = [[cell.strip() for cell in line.split(",")] for line in (told or "").splitlines()]
+    return [
+        Card(int(index), name, driver, int(total) * _MIB, int(used) * _MIB, capability)
+        for index, name, driver, total, used, capability in rows
+    ]
+
+
+def visible(found: Sequence[Card], environment: Mapping[str, str]) -> list[Card]:
+    """Those that CUDA_VISIBLE_DEVICES leaves, which may also name them in a way of its own."""
+    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return [*found]
+    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    if not all(name.isdecimal() for name in names):
+        return [*found]
+    return [card for name in names for card in found if card.index == int(name)]
+
+
+def check_driver(
+    found: Sequence[Card], devices: Path = Path("/dev/nvidiactl")
+) -> Iterator[Finding]:
+    """Whether there is a driver, and GPUs that the kernels run on."""
+    if not found and devices.exists():
+        yield wrong(
+            "driver",
+            f"{devices} is there, and nvidia-smi does not answer",
+            "Run `nvidia-smi`: a driver that was updated wants a reboot, and a container wants "
+            "`--gpus all` and NVIDIA's container toolkit.",
+        )
+    elif not found:
+        yield warning(
+            "driver",
+            "no NVIDIA GPU: models run on the CPU, slowly",
+            "To use a GPU, install its driver so that `nvidia-smi` lists it; in a container, start "
+            "it with `--gpus all`.",
+        )
+    for card in found:
+        said = f"GPU {card.index}: {card.name}, {size_text(card.total)}, driver {card.driver}"
+        if float(card.capability) < _OLDEST_CAPABILITY:
+            yield warning(
+                "driver",
+                f"{said}, compute capability {card.capability}",
+                "Kernels need 8.0 (Ampere) or above: attention is left to XLA here, which is slow. "
+                "Give --dtype float16.",
+            )
+        else:
+            yield ok("driver", said)
+
+
+def check_visibility(
+    found: Sequence[Card], config: EngineConfig, environment: Mapping[str, str] = os.environ
+) -> Iterator[Finding]:
+    """Whether this process may see as many GPUs as it wants."""
+    chosen, wanted = environment.get("CUDA_VISIBLE_DEVICES"), config.tensor_parallel_size
+    seen = visible(found, environment)
+    if found and not seen:
+        yield wrong(
+            "visible GPUs",
+            f"CUDA_VISIBLE_DEVICES={chosen!r} hides all of the {len(found)} here",
+            f"Unset it, or name some of 0 to {len(found) - 1}.",
+        )
+    elif found and len(seen) < wanted:
+        yield wrong(
+            "visible GPUs",
+            f"--tensor-parallel-size {wanted} wants as many GPUs, and {len(seen)} can be seen",
+            f"Use at most {len(seen)}, or let CUDA_VISIBLE_DEVICES (now {chosen!r}) name more.",
+        )
+    elif found:
+        yield ok("visible GPUs", f"{len(seen)} of {len(found)}")
+
+
+def check_memory(
+    found: Sequence[Card],
+    config: EngineConfig,
+    ask: Ask,
+    environment: Mapping[str, str] = os.environ,
+) -> Iterator[Finding]:
+    """Whether something else has what the engine would take."""
+    for card in visible(found, environment)[: config.tensor_parallel_size]:
+        wanted = int(config.gpu_memory_utilization * card.total)
+        free = card.total - card.used
+        if wanted <= free:
+            yield ok("GPU memory", f"GPU {card.index}: {size_text(free)} of it are free")
+            continue
+        share = max(free - _OF_THE_DRIVER, 0) / card.total
+        yield wrong(
+            "GPU memory",
+            f"GPU {card.index}: {size_text(card.used)} of {size_text(card.total)} are in use"
+            f"{_by_whom(ask, card)}, and --gpu-memory-utilization "
+            f"{config.gpu_memory_utilization:g} wants {size_text(wanted)}",
+            f"End what uses it, choose another GPU with CUDA_VISIBLE_DEVICES, or give "
+            f"--gpu-memory-utilization {int(100 * share) / 100:g}. See "
+            "docs/failures.md#out-of-memory.",
+        )
+
+
+def _by_whom(ask: Ask, card: Card) -> str:
+    """The processes that use a GPU, as far as the driver tells: in a container it may not."""
+    told = ask(
+        [
+            f"--id={card.index}",
+            "--query-compute-apps=pid,process_name,used_memory",
+            "--format=csv,noheader",
+        ]
+    )
+    lines = [line.strip() for line in (told or "").splitlines() if line.strip()]
+    return f" (process {'; '.join(lines)})" if lines else ""

@@ -1,0 +1,161 @@
+"""What `paged simulate` can be told: each flag declared once, with its default and its help."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from paged.runtime.bench.options import count, finite, goal
+from paged.runtime.config import EngineConfig
+from paged.runtime.flags import option, same_option
+from paged.runtime.routing import POLICIES, Policy
+
+TRACES = ("chat", "agents", "random", "file", "log")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Numbers of replicas, as 8, 1,2,4 or 1-8."""
+    found: set[int] = set()
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= first <= last:
+            raise argparse.ArgumentTypeError(f"must be counts as 8, 1,2,4 or 1-8, got {text!r}")
+        found.update(range(first, last + 1))
+    return tuple(sorted(found))
+
+
+def policies(text: str) -> tuple[Policy, ...]:
+    """Comma-separated ways to choose a replica."""
+    names = tuple(each for name in text.split(",") for each in POLICIES if each == name)
+    if len(names) != len(text.split(",")):
+        raise argparse.ArgumentTypeError(f"knows {', '.join(POLICIES)}, got {text!r}")
+    return names
+
+
+def not_negative(text: str) -> float:
+    """A finite number of at least 0."""
+    return 0.0 if text in ("0", "0.0") else finite(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetOptions:
+    """The replicas, and who sends them requests."""
+
+    replicas: tuple[int, ...] = option(
+        (1,),
+        "How many engines: one number, or several to be simulated in turn (1,2,4 or 1-8); default "
+        "1. After one number, one more is simulated too: what it buys is told.",
+        type=counts,
+        metavar="COUNTS",
+    )
+    routing: tuple[Policy, ...] = option(
+        ("prefix",),
+        "How a replica is chosen: 'prefix' where the longest part of the prompt was sent before, "
+        "unless that replica is overloaded; 'least_loaded'; or 'random'. Several are simulated in "
+        "turn (prefix,random); default prefix.",
+        type=policies,
+        metavar="POLICIES",
+    )
+    gpus_per_replica: int = option(1, "GPUs that an engine has, for the GPU hours.", type=count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """One replica. What is left out is as in the measured engine."""
+
+    step_times: str = option(
+        "h200-llama-3.1-8b-bf16",
+        "What steps take: the name of a measured engine, or a file that `paged bench steps "
+        "--output-json` wrote for yours; that needs --num-pages too.",
+    )
+    num_pages: int | None = option(None, "KV pages of a replica, as its start logs.", type=count)
+    block_size: int | None = option(None, "Tokens per KV page.", type=count)
+    max_num_seqs: int | None = option(None, "Most sequences in a step.", type=count)
+    max_num_batched_tokens: int | None = option(None, "Most tokens in a step.", type=count)
+    max_model_len: int | None = option(
+        None, "Most tokens of a sequence; longer requests are left out, and counted.", type=count
+    )
+    enable_prefix_caching: bool = same_option(EngineConfig, "enable_prefix_caching")
+    scheduling_policy: Literal["fcfs", "priority", "lanes"] = same_option(
+        EngineConfig, "scheduling_policy"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions:
+    """What comes, and when."""
+
+    trace: str = option(
+        "chat",
+        "'chat': conversations with the lengths that ShareGPT's have; 'agents': long shared "
+        "prompts, many steps, and helpers that begin with all that was said; 'random': requests "
+        "of one size, nothing shared; or a recorded trace, from a 'file' of JSON lines with "
+        "arrivals or the 'log' of a server.",
+        choices=TRACES,
+    )
+    trace_path: str | None = option(None, "File of the recorded trace.")
+    seconds: float = option(
+        120.0, "For how long requests come; of a recorded trace, its beginning.", type=finite
+    )
+    request_rate: float = option(
+        5.0,
+        "Requests per second to the whole fleet, on average; a recorded trace has its own.",
+        type=finite,
+    )
+    burstiness: float = option(
+        1.0, "Shape of the gamma-distributed gaps: 1 is Poisson, more is steadier.", type=finite
+    )
+    burst_factor: float = option(
+        1.0, "Rate in bursts, as a multiple of the mean; 1 for no bursts.", type=finite
+    )
+    burst_seconds: float = option(10.0, "How long a burst lasts.", type=finite)
+    burst_every: float = option(60.0, "From one burst to the next, seconds.", type=finite)
+    input_len: int = option(1024, "Prompt tokens of random requests.", type=count)
+    output_len: int = option(128, "Tokens that random requests generate.", type=count)
+    seed: int = option(0, "Of the trace and of random routing.", type=int)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingOptions:
+    """Replicas that come and go with the queue, as Ray Serve has them."""
+
+    max_replicas: int | None = option(
+        None, "Scale between --replicas and this many; default no scaling.", type=count
+    )
+    target_open_requests: float = option(
+        64.0, "Requests, running or waiting, that each replica is to have.", type=finite
+    )
+    upscale_delay: float = option(30.0, "Seconds for which more must be wanted.", type=not_negative)
+    downscale_delay: float = option(
+        600.0, "Seconds for which fewer must be wanted.", type=not_negative
+    )
+    start_seconds: float = option(
+        60.0, "From when a replica is wanted until it takes requests.", type=not_negative
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """What is told, and where."""
+
+    warmup: float = option(
+        0.0, "Seconds at the start whose requests do not count.", type=not_negative
+    )
+    goodput: Sequence[tuple[str, float]] = option(
+        (),
+        "Goals in milliseconds, as ttft:200 tpot:50 e2el:5000: the share of requests that meet "
+        "all is told.",
+        type=goal,
+        nargs="+",
+        metavar="METRIC:MS",
+    )
+    json: str | None = option(None, "Also write all figures to this file.")
+    plot: str | None = option(
+        None, "Also draw them: a page that needs nothing else (.html), or an image (.svg)."
+    )
+    disable_tqdm: bool = option(False, "No progress bar.")

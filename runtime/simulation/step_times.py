@@ -1,0 +1,153 @@
+"""How long a step takes, as a function that is fitted to steps which ran.
+
+The tokens of a step, padding included, decide how long its products take: weights are read for few
+of them and multiplied for many, so that this is taken as linear between knots. Attention adds what
+`paged.runtime.step_costs` counts: tokens of context that rows of one token read, and pairs of
+tokens in chunks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from paged.runtime.buckets import Buckets
+from paged.runtime.errors import ConfigError
+from paged.runtime.plan import StepPlan
+from paged.runtime.step_costs import Work
+
+
+class MeasuredStep(NamedTuple):
+    """A step that ran.
+
+    Attributes:
+        tokens: padding included.
+        context, pairs: see `Work`.
+        milliseconds: from the end of the step before it to its own, on a device that never waited.
+    """
+
+    tokens: int
+    context: float
+    pairs: float
+    milliseconds: float
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Milliseconds of a step.
+
+    Attributes:
+        tokens, dense: time of a step by its tokens, without attention; between these it is linear,
+            and goes on beyond the last as it came there.
+        context: of a token of context that a row of one token reads.
+        pairs: of a token in a chunk, for each token before it.
+    """
+
+    tokens: tuple[float, ...]
+    dense: tuple[float, ...]
+    context: float
+    pairs: float
+
+    def of(self, num_tokens: float, context: float = 0.0, pairs: float = 0.0) -> float:
+        """Of a step of so many tokens, padding included."""
+        tokens, dense = self.tokens, self.dense
+        last = min(max(bisect_right(tokens, num_tokens), 1), len(tokens) - 1)
+        slope = (dense[last] - dense[last - 1]) / (tokens[last] - tokens[last - 1])
+        flat = dense[last - 1] + slope * max(num_tokens - tokens[last - 1], 0.0)
+        return flat + self.context * context + self.pairs * pairs
+
+    def errors(self, steps: Sequence[MeasuredStep]) -> np.ndarray:
+        """What it says of each step, as a share of what was measured, less 1."""
+        return np.array([self.of(*step[:3]) / step.milliseconds - 1 for step in steps])
+
+
+def fit(steps: Sequence[MeasuredStep], knots: Sequence[float] | None = None) -> StepTimes:
+    """The times that come nearest to measured ones, by the squares of relative errors.
+
+    No step is quicker for having more to do: what would come out below 0 is left out.
+
+    Args:
+        knots: token counts between which times are linear; by default those that were measured,
+            each at least twice the one before it.
+
+    Raises:
+        ConfigError: the steps are of one size.
+    """
+    points = tuple(map(float, knots or _spread_out(sorted({step.tokens for step in steps}))))
+    if len(points) < 2:
+        raise ConfigError(
+            f"Step times need steps of two sizes at least, one twice the other; all of these "
+            f"{len(steps)} have about {points[0] if points else 0:g} tokens: measure more sizes"
+        )
+    rows = [_features(step, points) for step in steps]
+    milliseconds = np.array([step.milliseconds for step in steps])
+    found = _least_squares(np.array(rows) / milliseconds[:, None])
+    dense = np.cumsum([found[0], *(found[1:-2] * np.diff(points))])
+    return StepTimes(points, tuple(map(float, dense)), float(found[-2]), float(found[-1]))
+
+
+def _spread_out(sizes: Sequence[int]) -> list[int]:
+    """Some of the sizes, from the first to the last."""
+    kept = list(sizes[:1])
+    for size in sizes:
+        if size >= 2 * kept[-1]:
+            kept.append(size)
+    if len(kept) > 1 and sizes[-1] > kept[-1]:
+        kept[-1] = sizes[-1]
+    return kept
+
+
+def _features(step: MeasuredStep, knots: tuple[float, ...]) -> list[float]:
+    """A step at the first knot, the tokens beyond each knot up to the next, and attention."""
+    ends = (*knots[1:-1], float("inf"))
+    beyond = [
+        max(min(step.tokens, end) - start, 0) for start, end in zip(knots, ends, strict=False)
+    ]
+    return [1.0, *beyond, step.context, step.pairs]
+
+
+def _least_squares(features: np.ndarray) -> np.ndarray:
+    """Coefficients, none below 0, with which each row comes nearest to 1."""
+    kept = np.flatnonzero(features.any(axis=0))
+    scales = np.abs(features).max(axis=0)
+    found = np.zeros(features.shape[1])
+    while len(kept):
+        scaled = features[:, kept] / scales[kept]
+        solved = np.linalg.lstsq(scaled, np.ones(len(features)), rcond=None)[0]
+        if solved.min() >= 0:
+            found[kept] = solved / scales[kept]
+            break
+        kept = np.delete(kept, solved.argmin())
+    return found
+
+
+@dataclass
+class StepClock:
+    """Times the steps of a plan as an engine with these buckets would run them.
+
+    Attributes:
+        padding: milliseconds that went into padding so far.
+        used: the buckets, as (tokens, whether they are for decoding alone).
+    """
+
+    buckets: Buckets
+    times: StepTimes
+    padding: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.used: set[tuple[int, bool]] = set()
+        self._dense = cache(self.times.of)
+
+    def seconds(self, plan: StepPlan) -> float:
+        """A step of this plan."""
+        bucket = self.buckets.pick(plan, scores_prompt=False)
+        self.used.add((bucket.num_tokens, bucket.decode_only))
+        num_tokens, context, pairs = Work.of(plan)
+        dense, times = self._dense(bucket.num_tokens), self.times
+        self.padding += dense - self._dense(num_tokens)
+        return (dense + times.context * context + times.pairs * pairs) / 1e3

@@ -1,0 +1,126 @@
+"""What a tune found: for the terminal, for `paged serve --config`, and for whoever must decide."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from paged.runtime.bench.results import Value
+from paged.runtime.config import EngineConfig
+from paged.runtime.tune.levers import LEVERS, Values
+from paged.runtime.tune.search import Trial, Verdict, changed
+
+CONFIG = "flags.yaml"
+_COSTLY = {lever.name for lever in LEVERS if lever.costs_precision}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """All that was tried.
+
+    Attributes:
+        config: what the user told the engine.
+        baseline: what the flags that are tuned came to then.
+        is_cut_short: there would have been more to try.
+    """
+
+    config: EngineConfig
+    model: str | None
+    device: str
+    goals: Mapping[str, float]
+    baseline: Values
+    verdicts: tuple[Verdict, ...]
+    is_cut_short: bool = False
+
+    @property
+    def best(self) -> Trial | None:
+        """The last one kept; None if not even the baseline ran."""
+        kept = [verdict.trial for verdict in self.verdicts if verdict.is_kept]
+        return kept[-1] if kept else None
+
+    @property
+    def flags(self) -> dict[str, Value]:
+        """The user's flags, and on top those that gained."""
+        defaults = {each.name: each.default for each in fields(EngineConfig)}
+        told = {name: value for name, value in vars(self.config).items() if value != defaults[name]}
+        told.pop("model", None)
+        return told | dict(changed(self.best.values, self.baseline) if self.best else {})
+
+
+def line_of(verdict: Verdict, baseline: Values) -> str:
+    """A trial in a line."""
+    trial = verdict.trial
+    what = as_flags(changed(trial.values, baseline)) or "the flags given"
+    name = f"{trial.lever or 'baseline'}: {what}"
+    if trial.error:
+        return f"{name}: failed, {trial.error}"
+    result = ", ".join(_figures(trial))
+    if not trial.lever:
+        return f"{name}: {result}"
+    decision = "kept" if verdict.is_kept else "not kept"
+    return f"{name}: {result} ({verdict.gain:+.1%}: {decision})"
+
+
+def _figures(trial: Trial) -> Iterator[str]:
+    if trial.runs[-1].goals:
+        yield f"{trial.goodput:.2f} requests/s within the goals"
+    yield f"{trial.throughput:.1f} output tokens/s"
+    for name in trial.runs[-1].goals or ("e2el",):
+        yield f"{name} P99 {p99(trial, name):.0f} ms"
+
+
+def p99(trial: Trial, name: str) -> float:
+    """Milliseconds, the mean over the runs; 0 where nobody saw it."""
+    return trial.mean(lambda run: run.times[name].p99 if name in run.times else 0.0)
+
+
+def as_flags(values: Mapping[str, Any]) -> str:
+    """As they are typed."""
+    return " ".join(_as_flag(name, value) for name, value in values.items())
+
+
+def _as_flag(name: str, value: Any) -> str:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    if isinstance(value, tuple):
+        return f"--{flag} {' '.join(map(str, value))}"
+    return f"--{flag} {value}"
+
+
+def write_findings(findings: Findings, folder: Path) -> None:
+    """Write the files."""
+    (folder / CONFIG).write_text(_as_yaml({"model": findings.model, **findings.flags}))
+
+
+def summary(findings: Findings, folder: Path) -> Iterator[str]:
+    """Lines that sum it all up, of a tune whose baseline ran."""
+    assert findings.best is not None
+    gained = changed(findings.best.values, findings.baseline)
+    model = f" {findings.model}" if findings.model else ""
+    if gained:
+        yield f"Best: paged serve{model} {as_flags(findings.flags)}"
+        yield f"The same in a file: paged serve --config {folder / CONFIG}"
+    else:
+        yield "Best: the flags given. Nothing gained."
+    costly = [v.trial.lever for v in findings.verdicts if v.is_kept and v.trial.lever in _COSTLY]
+    if costly:
+        yield (
+            f"Answers change by {' and '.join(costly)}: look at docs/quantization.md, or tune with "
+            "--keep-precision"
+        )
+    if findings.is_cut_short:
+        yield "There would have been more to try: the same command with a larger --max-runs goes on"
+
+
+def _as_yaml(values: Mapping[str, Value]) -> str:
+    """Flags in a file for `--config`, of which JSON's values are a part of the language."""
+    lines = [
+        f"{name.replace('_', '-')}: {json.dumps(value)}\n"
+        for name, value in values.items()
+        if value is not None
+    ]
+    return "".join(lines) or "{}\n"

@@ -1,0 +1,185 @@
+"""Replies by TCP from replicas to a router: parts in order, ends, breaks and strangers."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from paged.http.app import create_app
+from paged.http.replicas.pipes import Address, Inbox, Inboxes, Pipes, ReplicaLost
+from paged.http.replicas.replica import respond
+from paged.http.replicas.request import asked
+from tests.http.fakes import FakeEngine
+
+HEAD: Message = {"type": "http.response.start", "status": 200, "headers": [(b"a", b"b")]}
+SCOPE = {
+    "type": "http",
+    "method": "POST",
+    "path": "/v1/completions",
+    "query_string": b"",
+    "headers": [(b"content-type", b"application/json")],
+}
+
+
+def body(text: bytes, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": text, "more_body": more}
+
+
+def run[T](test: Callable[[Inboxes, Address, Pipes], Coroutine[Any, Any, T]]) -> T:
+    async def within() -> T:
+        inboxes, pipes = Inboxes(), Pipes()
+        address = await inboxes.listen("127.0.0.1")
+        try:
+            async with asyncio.timeout(20):
+                return await test(inboxes, address, pipes)
+        finally:  # what ends with its process elsewhere
+            inboxes._server.close()
+            for task in pipes._pipes.values():
+                if task.exception() is None:
+                    task.result()._transport.abort()
+            await asyncio.sleep(0.05)
+
+    return asyncio.run(within())
+
+
+async def read_all(inbox: Inbox) -> list[Message]:
+    found: list[Message] = []
+    while messages := await inbox.read():
+        found += messages
+    return found
+
+
+def test_parts_come_in_order_each_to_its_own_request() -> None:
+    async def test(inboxes: Inboxes, address: Address, pipes: Pipes) -> None:
+        opened = [inboxes.open() for _ in range(3)]
+        pipe = await pipes.to(address)
+        assert await pipes.to(address) is pipe
+        for inbox in opened:
+            await pipe.send(inbox.number, HEAD)
+        for turn in range(50):
+            for inbox in opened:
+                text = f"{inbox.number} {turn} ".encode() * 1000
+                await pipe.send(inbox.number, body(text, more=turn < 49))
+        for inbox in opened:
+            pipe.end(inbox.number)
+        for inbox in opened:
+            head, *parts = await read_all(inbox)
+            assert head == {**HEAD, "headers": [(b"a", b"b")]}
+            assert [part["body"].split()[1] for part in parts] == [b"%d" % n for n in range(50)]
+            assert {part["body"].split()[0] for part in parts} == {b"%d" % inbox.number}
+            assert [part["more_body"] for part in parts] == [True] * 49 + [False]
+            inboxes.close(inbox)
+
+    run(test)
+
+
+def test_what_comes_late_is_dropped() -> None:
+    async def test(inboxes: Inboxes, address: Address, pipes: Pipes) -> None:
+        gone, there = inboxes.open(), inboxes.open()
+        inboxes.close(gone)
+        pipe = await pipes.to(address)
+        for inbox in (gone, there):
+            await pipe.send(inbox.number, body(b"x"))
+            pipe.end(inbox.number)
+        assert await read_all(there) == [body(b"x")]
+
+    run(test)
+
+
+def test_a_connection_that_breaks_fails_what_came_by_it() -> None:
+    async def test(inboxes: Inboxes, address: Address, pipes: Pipes) -> None:
+        begun, other = inboxes.open(), inboxes.open()
+        pipe = await pipes.to(address)
+        await pipe.send(begun.number, body(b"x"))
+        assert await begun.read() == [body(b"x")]
+        pipe._transport.abort()
+        with pytest.raises(ReplicaLost, match="broke"):
+            await begun.read()
+        with pytest.raises(ConnectionError, match="broke"):
+            await pipe.send(begun.number, body(b"y"))
+        again = await pipes.to(address)
+        again.end(other.number)
+        assert await other.read() == []
+
+    run(test)
+
+
+def test_what_came_before_a_failure_is_read_first() -> None:
+    async def test(inboxes: Inboxes, address: Address, pipes: Pipes) -> None:
+        inbox = inboxes.open()
+        pipe = await pipes.to(address)
+        await pipe.send(inbox.number, body(b"x"))
+        await asyncio.sleep(0.1)
+        inbox.fail(ReplicaLost("gone"))
+        assert await inbox.read() == [body(b"x")]
+        with pytest.raises(ReplicaLost, match="gone"):
+            await inbox.read()
+
+    run(test)
+
+
+def test_a_stranger_is_not_heard() -> None:
+    async def test(inboxes: Inboxes, address: Address, pipes: Pipes) -> None:
+        inbox = inboxes.open()
+        stranger = await pipes.to(replace(address, key=b"?" * 32))
+        await stranger.send(inbox.number, body(b"x"))
+        while stranger.is_open:
+            await asyncio.sleep(0.01)
+        honest = await pipes.to(address)
+        honest.end(inbox.number)
+        assert await inbox.read() == []
+
+    run(test)
+
+
+def test_nobody_there_is_an_error() -> None:
+    async def test(inboxes: Inboxes, address: Address, pipes: Pipes) -> None:
+        with pytest.raises(OSError, match=r"."):
+            await pipes.to(replace(address, port=1))
+
+    run(test)
+
+
+@asynccontextmanager
+async def answering(
+    engine: FakeEngine, send: Callable[[Message], Awaitable[None]]
+) -> AsyncIterator[asyncio.Task[None]]:
+    request = asked(SCOPE, b'{"prompt": "a", "max_tokens": 60, "stream": true}')
+    task = asyncio.create_task(respond(create_app(engine, ["tiny"]), request, send))
+    yield task
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_request_ends_when_it_is_cancelled() -> None:
+    engine = FakeEngine(answer="x" * 60, pause=0.01)
+
+    async def test(inboxes: Inboxes, address: Address, pipes: Pipes) -> None:
+        inbox = inboxes.open()
+        pipe = await pipes.to(address)
+        async with answering(engine, partial(pipe.send, inbox.number)):
+            await inbox.read()
+            assert len(engine.running) == 1
+        assert len(engine.aborted) == 1
+
+    run(test)
+
+
+def test_a_request_ends_when_its_router_has_gone() -> None:
+    engine = FakeEngine(answer="x" * 60, pause=0.01)
+
+    async def test(inboxes: Inboxes, address: Address, pipes: Pipes) -> None:
+        inbox = inboxes.open()
+        pipe = await pipes.to(address)
+        async with answering(engine, partial(pipe.send, inbox.number)) as task:
+            await inbox.read()
+            pipe._transport.abort()
+            await asyncio.gather(task, return_exceptions=True)
+            assert len(engine.aborted) == 1
+
+    run(test)

@@ -1,0 +1,207 @@
+"""Ray, Ray Serve on it, and what the tests ask of both."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+import paged
+
+APP = "paged"
+NAME = "demo"
+PAGE_SIZE = 16
+NUM_PAGES = 86
+# The demo model with few shapes to compile, and room for little.
+_SMALL = {
+    "served_model_name": NAME,
+    "max_model_len": 512,
+    "kv_cache_memory_bytes": "64m",
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 32,
+    "gpus_per_replica": 0,
+    "cpus_per_replica": 1,
+    "shutdown_timeout": 60,
+}
+_SECONDS_TO_START = 240
+_REPLICA = "ServeReplica:paged:Replica"
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = _SECONDS_TO_START) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it does not come true"
+        time.sleep(0.2)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that is up.
+
+    Attributes:
+        url: of Ray Serve's proxy.
+        folder: for files of the tests.
+        port: of the same.
+    """
+
+    url: str
+    folder: Path
+    port: int
+
+    @classmethod
+    @contextmanager
+    def running(cls, folder: Path) -> Iterator[Cluster]:
+        import ray
+        from ray import serve
+
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        ray.init(
+            num_cpus=16,
+            num_gpus=0,
+            include_dashboard=False,
+            object_store_memory=100 * 2**20,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=str(folder),
+        )
+        try:
+            serve.start(http_options={"host": "127.0.0.1", "port": port})
+            yield cls(f"http://127.0.0.1:{port}", folder, port)
+            serve.shutdown()
+        finally:
+            ray.shutdown()
+
+    def args(self, **more: Any) -> dict[str, Any]:
+        return {**_SMALL, "compile_cache_dir": str(self.folder / "programs"), **more}
+
+    def serve(self, **args: Any) -> None:
+        """Have the application as described, in place of what there is, and wait for it."""
+        from ray import serve
+
+        serve.run(paged.serve_app(self.args(**args)), name=APP)
+        self.await_replicas(args.get("num_replicas", 1))
+
+    def serve_file(self, app: dict[str, Any]) -> None:
+        """The same by way of the command line."""
+        import ray
+
+        file = self.folder / "serve.yaml"
+        http = {"host": "127.0.0.1", "port": self.port}
+        app = {"name": APP, "import_path": "paged:serve_app", "route_prefix": "/", **app}
+        file.write_text(yaml.safe_dump({"http_options": http, "applications": [app]}))
+        address = ray.get_runtime_context().gcs_address
+        program = str(Path(sys.executable).parent / "serve")
+        argv = [program, "run", "--non-blocking", "--address", address, str(file)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_SECONDS_TO_START)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def replicas(self) -> list[psutil.Process]:
+        """The processes of replicas."""
+        found = psutil.Process().children(recursive=True)
+        return [each for each in found if _title(each).endswith(_REPLICA)]
+
+    def num_replicas(self) -> int:
+        """Replicas that take requests."""
+        from ray import serve
+
+        states = serve.status().applications[APP].deployments["Replica"].replica_states
+        return int(states.get("RUNNING", 0)) if len(states) == 1 else 0
+
+    def await_replicas(self, number: int) -> None:
+        wait_until(lambda: self.num_replicas() == number)
+
+    def post(self, path: str, **body: Any) -> httpx2.Response:
+        return httpx2.post(f"{self.url}{path}", json={"model": NAME, **body}, timeout=120)
+
+    def complete(self, prompt: str | list[int], **params: Any) -> httpx2.Response:
+        return self.post("/v1/completions", prompt=prompt, temperature=0, **params)
+
+    def counted(self, name: str) -> dict[str, float]:
+        """A counter's value, by replica."""
+        text = httpx2.get(f"{self.url}/metrics", timeout=60).text
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == name:
+                    replica = sample.labels["replica"]
+                    found[replica] = found.get(replica, 0) + sample.value
+        return found
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()).strip()
+    except psutil.Error:
+        return ""
+
+
+def kill(process: psutil.Process) -> list[psutil.Process]:
+    """End it at once; returns those that it had started."""
+    children: list[psutil.Process] = process.children(recursive=True)
+    process.send_signal(signal.SIGKILL)
+    return children
+
+
+@dataclass
+class Load:
+    """Requests without an end, from so many clients at a time.
+
+    Attributes:
+        num_done: those that were answered as they should be.
+        wrong: what others were answered.
+    """
+
+    cluster: Cluster
+    num_clients: int
+    max_tokens: int = 8
+    num_done: int = 0
+    wrong: list[str] = field(default_factory=list)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    @contextmanager
+    def going_on(self) -> Iterator[Load]:
+        numbers = range(self.num_clients)
+        threads = [threading.Thread(target=self._ask, args=(number,)) for number in numbers]
+        for thread in threads:
+            thread.start()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            for thread in threads:
+                thread.join(120)
+
+    def await_more(self, number: int) -> None:
+        """Wait until so many more are answered."""
+        goal = self.num_done + number
+        wait_until(lambda: self.num_done >= goal or bool(self.wrong))
+
+    def _ask(self, number: int) -> None:
+        asked = 0
+        while not self._stop.is_set():
+            asked += 1
+            how = {"max_tokens": self.max_tokens, "ignore_eos": True}
+            try:
+                reply = self.cluster.complete(f"Client {number} asks {asked}:", **how)
+            except httpx2.HTTPError as error:
+                self.wrong.append(repr(error))
+                continue
+            if reply.status_code != 200:
+                self.wrong.append(reply.text)
+            elif reply.json()["usage"]["completion_tokens"] == self.max_tokens:
+                self.num_done += 1
+            else:
+                self.wrong.append(reply.text)

@@ -1,0 +1,83 @@
+"""`paged bench steps`: which steps are run, and what is counted of them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paged.http.cli import main
+from paged.runtime.bench.results import read_result
+from paged.runtime.bench.step_times import _rows
+from paged.runtime.bench.step_work import ModelWork
+from paged.runtime.buckets import Bucket
+
+# Two layers: one sees all, one sees 4 tokens; 10 numbers a token, 7 a row's logits.
+WORK = ModelWork(10, 7, 100, 0, 0, 0, kv_bytes=2, pair_flops=3, windows=(None, 4))
+
+
+def test_work_of_a_decode_step() -> None:
+    # Two rows after 9 tokens: each sees 10 and 4 tokens, itself among them.
+    assert WORK.flops((1, 1), 9) == 2 * (2 * 10 + 2 * 7) + 2 * (10 + 4) * 3
+    assert WORK.bytes((1, 1), 9) == 100 + 2 * (2 * (9 + 3) + 2 * 2)
+
+
+def test_work_of_a_chunk() -> None:
+    # Three tokens after 2 see 3, 4 and 5 tokens, with the window 3, 4 and 4.
+    assert WORK.flops((3,), 2) == 2 * (3 * 10 + 7) + (12 + 11) * 3
+    assert WORK.bytes((3,), 2) == 100 + 2 * (2 + 2 + 2 * 3)
+
+
+def test_a_mixture_reads_the_experts_that_are_chosen() -> None:
+    mixture = ModelWork(10, 7, 100, 400, 4, 1, 0, 0, (None,))
+    assert mixture.bytes((1,), 0) == 100 + 400 / 4
+    assert 490 < mixture.bytes((1,) * 20, 0) < 500
+
+
+def test_rows_of_a_step() -> None:
+    mixed = Bucket(64, 4, False)
+    assert list(_rows(Bucket(4, 4, True), 10, 512)) == [(1, 1, 1, 1)]
+    assert list(_rows(Bucket(4, 4, True), 512, 512)) == []
+    assert list(_rows(mixed, 0, 512)) == [(64,), (16,) * 4]
+    assert list(_rows(mixed, 500, 532)) == [(32, 32)]
+    assert list(_rows(mixed, 500, 512)) == []  # it would take more rows than there are
+
+
+def test_every_step_is_timed(
+    bench: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, page = tmp_path / "steps.json", tmp_path / "steps.html"
+    files = ("--output-json", path, "--html", page)
+    bench("steps", "--contexts", "0", "100", "400", "600", "--num-iters=2", *files)
+    result = read_result(path)
+    assert result.ceilings is not None
+    found = {(each.bucket, each.rows, each.context_tokens): each for each in result.steps}
+    decode = {(f"decode_{rows}", rows, at) for rows in (1, 2) for at in (100, 400)}
+    mixed = {(f"mixed_{size}", 1, at) for size in (16, 64) for at in (0, 100, 400)}
+    assert set(found) == decode | mixed | {("mixed_64", 2, 0)}
+    for each in result.steps:
+        assert each.ms > 0
+        assert each.flops_fraction * each.ms * result.ceilings.flops_per_second == pytest.approx(
+            1e3 * each.flops
+        )
+    # Weights, and of every row the keys and values of 100 tokens, float32, and its own.
+    layer = 64 * (4 + 2 * 2) * 16 + 64 * 64 + 3 * 64 * 128
+    weights = 4 * (2 * (layer + 2 * 64) + 64 * 300)
+    assert found["decode_2", 2, 100].bytes == weights + 2 * 101 * 2 * (2 * 2 * 16 * 4)
+    assert "decode_2" in capsys.readouterr().out
+    assert "Time of a step, decode" in page.read_text()
+
+
+def test_a_bucket_that_is_not_there_is_named(
+    bench: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(AssertionError):
+        bench("steps", "--buckets", "decode_3")
+    assert (
+        "No step is of --buckets decode_3: mixed_64, mixed_16, decode_2" in capsys.readouterr().err
+    )
+
+
+def test_contexts_are_whole_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "steps", "--contexts", "-1"])
+    assert "must be at least 0" in capsys.readouterr().err

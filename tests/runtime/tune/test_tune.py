@@ -1,0 +1,134 @@
+"""`paged tune` with a tiny model, and the folder that it leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paged.http.cli import main, parse
+from paged.runtime.async_engine import AsyncEngine
+from paged.runtime.tune.journal import NAME, Journal, Task
+from tests.runtime.fakes import write_model
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 256,
+}
+REQUESTS = [{"input_tokens": 20 + each, "output_tokens": 6} for each in range(6)]
+
+Tune = Callable[..., int]
+
+
+@pytest.fixture(scope="session")
+def tune(tmp_path_factory: pytest.TempPathFactory) -> Tune:
+    """Runs `paged tune` on the requests, in a folder."""
+    model = write_model(tmp_path_factory.mktemp("tiny"), MODEL)
+    jit = tmp_path_factory.mktemp("jit")
+    workload = tmp_path_factory.mktemp("load") / "requests.jsonl"
+    workload.write_text("".join(json.dumps(each) + "\n" for each in REQUESTS))
+    flags = ("--load-format=dummy", "--kv-cache-memory-bytes=1M", "--max-num-seqs=2")
+    more = ("--max-num-batched-tokens=64", f"--compile-cache-dir={jit}", "--disable-tqdm")
+
+    def run(folder: Path, *argv: str) -> int:
+        known = ("tune", str(model), *flags, *more, f"--workload={workload}")
+        return main([*known, f"--output-dir={folder}", *argv])
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def folder(tune: Tune, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a tune that was cut short."""
+    folder = tmp_path_factory.mktemp("tuning")
+    assert tune(folder, "--max-runs=3", "--slo=ttft=60s,tpot=10s", "--margin=0.99") == 0
+    return folder
+
+
+def test_the_flags_are_a_file_that_serve_reads(folder: Path) -> None:
+    args = parse(["serve", "--config", str(folder / "flags.yaml")])
+    assert (args.max_num_seqs, args.max_num_batched_tokens) == (2, 64)
+    assert args.kv_cache_memory_bytes == 2**20
+    assert Path(args.model, "config.json").exists()
+
+
+def test_every_run_is_kept(folder: Path) -> None:
+    header, *lines = map(json.loads, (folder / NAME).read_text().splitlines())
+    assert header["task"]["goals"] == {"ttft": 60_000, "tpot": 10_000}
+    assert header["start"]["values"]["max_model_len"] == 256
+    assert header["start"]["facts"]["longest"] == 25 + 6
+    assert [line.get("lever", "") for line in lines] == ["", "", "memory for pages"]
+    assert all(line["run"]["num_completed"] == len(REQUESTS) for line in lines)
+    assert all(line["run"]["goodput"] > 0 for line in lines)
+
+
+def test_it_goes_on_where_it_was(
+    tune: Tune, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*args: Any, **how: Any) -> None:
+        raise AssertionError("what has run must not run again")
+
+    monkeypatch.setattr(AsyncEngine, "from_config", refuse)
+    before = (folder / NAME).read_bytes()
+    # A stop in the middle of a line loses the line alone.
+    (folder / NAME).write_bytes(before + b'{"values": {"max_mo')
+    assert tune(folder, "--max-runs=3", "--slo=ttft=60s,tpot=10s", "--margin=0.99") == 0
+    assert (folder / NAME).read_bytes() == before
+    told = capsys.readouterr().out
+    assert told.startswith("baseline: the flags given: ")
+    assert "requests/s within the goals" in told
+    assert "a larger --max-runs goes on" in told
+
+
+def test_a_folder_is_of_one_task(
+    tune: Tune, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tune(folder, "--slo=ttft=1s") == 2
+    assert "goals: {'ttft': 60000.0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["tune"], "paged tune needs --workload FILE"),
+        (["tune", "--workload=nowhere.jsonl"], "nowhere.jsonl"),
+    ],
+)
+def test_mistakes_are_a_line(
+    argv: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*argv, f"--output-dir={tmp_path}"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert complaint in line
+
+
+@pytest.mark.parametrize("text", ["ttft", "ttft=fast", "p99=3ms", "ttft=5h", ""])
+def test_goals_that_are_none(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["tune", f"--slo={text}"])
+    assert "ttft=500ms,tpot=30ms" in capsys.readouterr().err
+
+
+def test_a_baseline_that_cannot_serve_the_workload(
+    tune: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tune(tmp_path, "--max-model-len=16") == 1
+    [*_, line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("paged: error: the baseline fails: 6 of 6 requests failed")
+
+
+def test_a_journal_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text("a shopping list\n")
+    with pytest.raises(Exception, match=r"no journal of `paged tune`"):
+        Journal(tmp_path, Task(None, {}, "", {}))
