@@ -209,6 +209,11 @@ class EngineConfig:
         None, "Folder of the persistent compilation cache; default ~/.cache/paged/jit, '' for none."
     )
 
+    @property
+    def devices_here(self) -> int:
+        """Devices that each process has of those that share the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size // self.nnodes
+
     def __post_init__(self) -> None:
         self._check_choices()
         self._check_offloading()

@@ -130,6 +130,19 @@ def test_two_hosts_answer_as_one_device_and_outlive_each_other(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_two_hosts_with_a_stage_each(tmp_path: Path) -> None:
+    with hosts(tmp_path, 2, "--pipeline-parallel-size=2") as (server, [other]):
+        assert tokens(server) == GOLDEN["greedy"]
+        assert ask(server, temperature=1, frequency_penalty=1, logit_bias={"5": 4}).is_success
+        assert ask(server, logprobs=3, prompt_logprobs=1).is_success
+        os.kill(engine_of(other), signal.SIGKILL)
+        await_health(server, 503)
+        await_health(server, 200)
+        assert tokens(server) == GOLDEN["greedy"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_four_hosts(tmp_path: Path) -> None:
     """Twice as many as there are key/value heads."""
     with hosts(tmp_path, 4, "--tensor-parallel-size=4") as (server, _):
