@@ -23,7 +23,8 @@ from paged.runtime.child_process import PEER_LOST
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import find_model
 from paged.runtime.engine_process import serve_model
-from paged.runtime.errors import EngineDead
+from paged.runtime.errors import ConfigError, EngineDead
+from paged.runtime.hosts.handshake import facts_of, introduce
 from paged.runtime.hosts.messages import Begin, Call, Failing, Following, Line, ToFollower
 from paged.runtime.step_device import Device
 from paged.runtime.wire import Channel, Joined, Start
@@ -31,6 +32,7 @@ from paged.runtime.wire import Channel, Joined, Start
 logger = logging.getLogger(__name__)
 
 _BETWEEN_TRIES = 1.0
+_TIME_TO_CONNECT = 5.0
 # Seconds that this process gets to leave by itself when rank 0 has hung up.
 _LAST_WORDS = 2.0
 
@@ -43,7 +45,7 @@ def main(descriptor: int) -> int:
 def _load(start: Start) -> tuple[Device, Line]:
     config = start.config
     source = find_model(config)
-    line = _join(config, source)
+    line = _join(config, facts_of(config, source))
     try:
         device = _prepared(config, source, line)
     except Exception as error:
@@ -79,26 +81,32 @@ def follow(device: Device, line: Line) -> None:
     end()
 
 
-def _join(config: EngineConfig, source: ModelSource) -> Line:
+def _join(config: EngineConfig, facts: dict[str, str]) -> Line:
     """A line to rank 0, which may not be there yet, when all are there that it waits for.
 
     Raises:
         ConfigError: it does not take this process.
     """
-    from paged.runtime.hosts.handshake import facts_of, introduce
-
-    address, facts = (config.master_addr, config.master_port), facts_of(config, source)
+    address = config.master_addr, config.master_port
     logger.info("Waiting for rank 0 at %s:%d", *address)
     while True:
-        with suppress(OSError, EOFError, ValueError):
-            line = Line(socket.create_connection(address, _BETWEEN_TRIES), ToFollower)
-            try:
-                introduce(line, config.node_rank, facts)
-                return line
-            except BaseException:
-                line.close()
-                raise
-        time.sleep(_BETWEEN_TRIES)
+        try:
+            return _introduced(address, config.node_rank, facts)
+        except ConfigError:
+            raise
+        except (OSError, EOFError, ValueError):
+            time.sleep(_BETWEEN_TRIES)
+
+
+def _introduced(address: tuple[str, int], rank: int, facts: dict[str, str]) -> Line:
+    """A line to rank 0. Raises as `introduce`, and OSError if there is nobody."""
+    line = Line(socket.create_connection(address, _TIME_TO_CONNECT), ToFollower)
+    try:
+        introduce(line, rank, facts)
+    except BaseException:
+        line.close()
+        raise
+    return line
 
 
 def _prepared(config: EngineConfig, source: ModelSource, line: Line) -> Device:

@@ -117,6 +117,7 @@ class Line:
     """
 
     def __init__(self, connection: socket.socket, incoming: Any) -> None:
+        connection.settimeout(None)
         _notice_silence(connection)
         self._socket = connection
         self._encoder = msgspec.msgpack.Encoder()
@@ -155,18 +156,20 @@ class Line:
 
     def _exactly(self, count: int, end: float | None) -> bytes:
         received = bytearray()
-        while len(received) < count:
-            self._socket.settimeout(None if end is None else max(end - time.monotonic(), 1e-3))
-            try:
+        try:
+            while len(received) < count:
+                if end is not None:
+                    self._socket.settimeout(max(end - time.monotonic(), 1e-3))
                 part = self._socket.recv(min(count - len(received), 2**20))
-            except TimeoutError:
+                if not part:
+                    raise EOFError("the other side has closed the connection")
+                received += part
+            if end is not None:
+                self._socket.settimeout(None)
+        except OSError as error:  # it was reset, is silent for too long, or was closed here
+            if end is not None and isinstance(error, TimeoutError):
                 raise
-            except OSError:  # reset, or silent for too long
-                part = b""
-            if not part:
-                raise EOFError("the other side has closed the connection")
-            received += part
-        self._socket.settimeout(None)
+            raise EOFError(f"the connection is gone: {error}") from error
         return bytes(received)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -101,3 +102,19 @@ def test_a_line_that_is_closed_here_ends_a_wait(request: pytest.FixtureRequest) 
         waiting = threads.submit(wait, leader)
         leader.close()
         assert isinstance(waiting.exception(TIMEOUT), EOFError)
+
+
+def test_a_host_that_is_silent_for_too_long_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system says so by an error that is called like that of a wait with a limit."""
+
+    class Silent:
+        def recv(self, size: int) -> bytes:
+            raise OSError(errno.ETIMEDOUT, "Connection timed out")
+
+    with line_pair() as (leader, _):
+        with monkeypatch.context() as patch:
+            patch.setattr(leader, "_socket", Silent())
+            with pytest.raises(EOFError, match="timed out"):
+                leader.receive()
+        with pytest.raises(TimeoutError):
+            leader.receive(within=0.01)
