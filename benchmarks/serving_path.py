@@ -35,7 +35,7 @@ from benchmarks.against_vllm import metric
 from benchmarks.device_clock import MAX_MODEL_LEN, VOCABULARY, Clock
 from paged.http.app import create_app
 from paged.http.options import ServeOptions
-from paged.http.serve import serve
+from paged.http.serve import leave, serve
 from paged.http.server import Opened
 from paged.models.loading import resolve_model
 from paged.runtime import async_engine
@@ -80,7 +80,7 @@ def run_server(step_ms: str, text: str, processes: str) -> int:
         app = create_app(engine, ["m"])
         status = serve(lambda _: Opened(app), listener, options)
     engine.shutdown()
-    return status
+    return leave(status)
 
 
 def run_engine(step_ms: str, descriptor: str) -> int:

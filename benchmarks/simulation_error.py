@@ -2,11 +2,12 @@
 
     python benchmarks/simulation_error.py [MODEL] [--rounds 3] [--loads 0.5,0.8,1.2]
 
-Each round times the engine's compiled steps (as `paged bench steps` does), sends requests at random
-moments at shares of the rate that the simulation says the engine can do, and times the steps again:
-what else runs on the machine changes them. Half of the prompts are as in chats, the others begin
-with one of four long prefixes. The same requests at the same times then go to one simulated replica
-whose step times are fitted to the timed steps of that round alone; nothing is fitted to the run.
+Each round sends requests at random moments, at shares of the rate that the engine did when all came
+at once. Half of the prompts are as in chats, the others begin with one of four long prefixes. The
+same requests at the same times then go to one simulated replica. Its step times are fitted, with
+`--fit bench`, to the engine's compiled steps, timed before and after (as `paged bench steps` does),
+and to nothing of the run; with `--fit run` to the steps of the run itself, which is for a machine
+that other programs slow down now more, now less: then only what steps add up to is compared.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
@@ -36,14 +40,17 @@ from paged.runtime.bench.workloads import (
 )
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import find_model
+from paged.runtime.runner import InFlight, StepResult
 from paged.runtime.scheduler import SchedulerConfig
 from paged.runtime.simulation.fleet import EngineShape, Fleet
 from paged.runtime.simulation.inputs import measured_step
 from paged.runtime.simulation.report import Summary, summarize
 from paged.runtime.simulation.step_times import MeasuredStep, fit
 from paged.runtime.simulation.traces import Tree, Turn
+from paged.runtime.step_costs import Work
+from paged.runtime.step_record import StepRecord
 
-SIZES = SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=256, max_model_len=1024)
+SIZES = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=128, max_model_len=1024)
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class Comparison:
     """One run: figures as the engine had them, and as they were simulated.
 
     Attributes:
-        load: requests a second, as a share of what the simulation says can be done.
+        load: requests a second, as a share of what the engine did.
         real, simulated: by name.
     """
 
@@ -98,10 +105,29 @@ def shape_of(steps: Sequence[MeasuredStep], num_pages: int) -> EngineShape:
     return EngineShape(SIZES, fit(steps), num_pages)
 
 
-def measure(config: EngineConfig, args: argparse.Namespace) -> list[MeasuredStep]:
-    """Time the compiled steps."""
+def timed_steps(config: EngineConfig, args: argparse.Namespace) -> list[MeasuredStep]:
+    """The compiled steps, timed, unless those of runs are wanted."""
+    if args.fit == "run":
+        return []
     options = StepOptions(contexts=(0, 128, 512), seconds=args.step_seconds, disable_tqdm=True)
     return [measured_step(each) for each in measure_steps(config, options).steps]
+
+
+@contextmanager
+def recorded_steps() -> Iterator[list[MeasuredStep]]:
+    """What engines of this process run meanwhile."""
+    steps: list[MeasuredStep] = []
+    read, done = StepRecord.read, 0.0
+
+    def read_and_note(record: StepRecord, step: InFlight) -> StepResult:
+        nonlocal done
+        result, begun, done = read(record, step), max(done, step.launch_time), time.perf_counter()
+        _, context, pairs = Work.of(step.plan)
+        steps.append(MeasuredStep(step.bucket.num_tokens, context, pairs, 1e3 * (done - begun)))
+        return result
+
+    with patch.object(StepRecord, "read", read_and_note):
+        yield steps
 
 
 def figures_of(run: RunResult) -> dict[str, float]:
@@ -143,25 +169,27 @@ def comparisons(number: int, args: argparse.Namespace) -> Iterator[Comparison]:
         max_model_len=SIZES.max_model_len,
     )
     vocab_size = find_model(config).config.vocab_size
-    steps = measure(config, args)
+    steps = timed_steps(config, args)
     engine = AsyncEngine.from_config(config)
     runs = []
     try:
         num_pages = engine.stats().num_pages + 1
-        all_at_once = workload(200, 1000 * number, vocab_size)
-        rate = simulated(shape_of(steps, num_pages), all_at_once).request_rate
+        everything = workload(args.requests, 1000 * number, vocab_size)
+        rate = run_workload(engine, everything, empty_cache=True).requests_per_second
         for load in map(float, args.loads.split(",")):
-            count = max(round(rate * load * args.seconds), 20)
-            requests = workload(count, 1000 * number + round(100 * load), vocab_size)
-            times = arrival_times(count, ArrivalOptions(request_rate=rate * load), number)
+            requests = workload(args.requests, 1000 * number + round(100 * load), vocab_size)
+            options = ArrivalOptions(request_rate=rate * load)
+            times = arrival_times(args.requests, options, number)
             both = zip(requests, times.tolist(), strict=True)
             requests = [replace(request, arrival=at) for request, at in both]
-            runs.append((load, requests, run_workload(engine, requests, empty_cache=True)))
+            with recorded_steps() as ran:
+                runs.append((load, requests, run_workload(engine, requests, empty_cache=True), ran))
     finally:
         engine.shutdown()
-    shape = shape_of([*steps, *measure(config, args)], num_pages)
-    for load, requests, run in runs:
-        yield Comparison(number, load, figures_of(run), figures_in(simulated(shape, requests)))
+    steps += timed_steps(config, args)
+    for load, requests, run, ran in runs:
+        summary = simulated(shape_of(steps or ran, num_pages), requests)
+        yield Comparison(number, load, figures_of(run), figures_in(summary))
 
 
 def main() -> None:
@@ -170,7 +198,8 @@ def main() -> None:
     parser.add_argument("model", nargs="?", help="default the embedded SmolLM2-135M-Instruct")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--loads", default="0.5,0.8,1.2", help="shares of what it can do")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of arrivals in a run")
+    parser.add_argument("--requests", type=int, default=100, help="of a run")
+    parser.add_argument("--fit", choices=("bench", "run"), default="bench", help="to which steps")
     parser.add_argument("--step-seconds", type=float, default=1.0, help="that each step is timed")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()

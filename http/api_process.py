@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 from paged.http.api_processes import Setup
 from paged.http.logs import configure_logging
-from paged.http.serve import make_app, serve
+from paged.http.serve import leave, make_app, serve
 from paged.http.server import Opened
 from paged.http.start import joined
 from paged.runtime.wire import Channel
@@ -29,7 +29,7 @@ def main(descriptor: int) -> int:
         services = stack.enter_context(joined(setup.entries, options, setup.doors))
         return Opened(make_app(services, options, setup.peers), private)
 
-    return serve(load, listener, options, first)
+    return leave(serve(load, listener, options, first))
 
 
 def _receive(first: Channel) -> Setup:

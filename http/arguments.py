@@ -96,7 +96,7 @@ class HelpAction(argparse.Action):
         if text is None:
             parser.error(
                 f"{option_string}={values}: no group, flag or help has that word; the groups are "
-                + ", ".join(groups(parser))
+                + ", ".join(group_names(parser))
             )
         sys.stdout.write(text)
         parser.exit()
@@ -109,6 +109,11 @@ def groups(parser: argparse.ArgumentParser) -> dict[str, list[argparse.Action]]:
         for group in parser._action_groups
         if (shown := [each for each in group._group_actions if _is_shown(each)])
     }
+
+
+def group_names(parser: argparse.ArgumentParser) -> list[str]:
+    """Those that Paged has named, and not argparse."""
+    return [name for name in groups(parser) if name not in ("options", "positional arguments")]
 
 
 def _is_shown(action: argparse.Action) -> bool:

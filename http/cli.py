@@ -9,14 +9,14 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 import paged
-from paged.http.arguments import HelpAction, groups, json_flags, whole_json, with_dashes
+from paged.http.arguments import HelpAction, group_names, json_flags, whole_json, with_dashes
 from paged.http.config_file import (
     CONFIG_FLAG,
     MODELS,
@@ -76,7 +76,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
     def format_help(self) -> str:
-        names = [name for name in groups(self) if name not in ("options", "positional arguments")]
+        names = group_names(self)
         about = f"\n--help=GROUP shows one of {', '.join(names)}.\n" if len(names) > 1 else ""
         return super().format_help() + about
 
@@ -256,8 +256,19 @@ _COMMANDS = {
     ),
     "convert": _Command("make a model load faster", "paged.http.convert:run", _add_convert),
 }
+
+
+def parsers() -> Iterator[argparse.ArgumentParser]:
+    """What reads each command, and each kind of those that have several."""
+    for name, command in _COMMANDS.items():
+        parser = _Parser(prog=f"paged {name}")
+        command.add_arguments(parser)
+        kinds = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+        yield from [kind for each in kinds for kind in each.choices.values()] or [parser]
+
+
 # What others call them.
-_OTHER_COMMANDS = {"complete": "generate", "profile": "bench profile"}
+_OTHER_COMMANDS = {"collect-env": "doctor", "complete": "generate", "profile": "bench profile"}
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -17,7 +17,7 @@ _EVERY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 @contextlib.contextmanager
 def bound(options: ServeOptions) -> Iterator[socket.socket]:
-    """A socket that does not listen yet."""
+    """A socket that does not listen yet; a Unix socket's path goes with it."""
     if options.uds is None:
         with _bind(options.host, options.port) as listener:
             if options.api_server_count > 1:
@@ -80,6 +80,6 @@ def _bind_path(path: Path) -> socket.socket:
 
 
 def _is_alive(path: Path) -> bool:
-    """Whether someone listens there; a server that starts does not yet."""
+    """Whether someone listens there, as a server does from its start on."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         return client.connect_ex(str(path)) == 0

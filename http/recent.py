@@ -114,7 +114,7 @@ def _together(processes: Sequence[dict[int, Second]], start: int, end: int) -> S
 
 
 def _percentile(bins: _Bins, share: float) -> float | None:
-    """Milliseconds that so many values do not exceed, to a tenth: the middle of their bin."""
+    """Milliseconds that so many values do not exceed, to a hundredth: the middle of their bin."""
     sums = list(accumulate(bins))
     if not sums[-1]:
         return None

@@ -17,7 +17,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import uvicorn
 from starlette.applications import Starlette
@@ -68,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     load = _load_alone if options.api_server_count == 1 else _load_several
     # Before a model is loaded: minutes later is late to hear that the port is taken.
     with bound(options) as listener:
-        return serve(partial(load, entries, options, listener), listener, options)
+        status = serve(partial(load, entries, options, listener), listener, options)
+    return leave(status)
 
 
 def _load_alone(
@@ -181,8 +181,8 @@ def serve(
     listener: socket.socket,
     options: ServeOptions,
     first: Channel | None = None,
-) -> int:
-    """Serve on a bound socket; returns the exit status.
+) -> int | None:
+    """Serve on a bound socket; returns the exit status, None if it ended before `load` did.
 
     Args:
         load: see `Opening`.
@@ -204,9 +204,19 @@ def serve(
         opening.close()
     if server.failure is not None:
         raise server.failure
-    if not opening.opened.done():
-        _leave_at_once(options)
-    return server.status
+    return server.status if opening.opened.done() else None
+
+
+def leave(status: int | None) -> int:
+    """Leave at once where something is still being loaded: the exit status otherwise.
+
+    Python would wait for that. Engine processes leave with this one.
+    """
+    if status is None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    return status
 
 
 def settled[T](load: Callable[[ExitStack], T], stack: ExitStack) -> T:
@@ -217,15 +227,6 @@ def settled[T](load: Callable[[ExitStack], T], stack: ExitStack) -> T:
     gc.freeze()
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
     return opened
-
-
-def _leave_at_once(options: ServeOptions) -> NoReturn:
-    """In the middle of loading, which Python would wait for; engine processes leave with this."""
-    if options.uds is not None:
-        Path(options.uds).unlink(missing_ok=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def server_config(app: ASGIApp, options: ServeOptions) -> uvicorn.Config:

@@ -61,7 +61,7 @@ def running(
         if doors:
             make_core = partial(RemoteCore, door=doors[number])
             return AsyncEngine.from_config(config, make_core=make_core, keeping=keeping)
-        return _start_engine(config, options, is_alone=len(entries) == 1)
+        return _start_engine(config, options)
 
     with _services(entries, options, start) as services:
         yield services
@@ -151,15 +151,12 @@ def _concerning(entry: Entry, total: int) -> Iterator[None]:
             raise
 
 
-def _start_engine(
-    config: EngineConfig, options: ServeOptions, *, is_alone: bool
-) -> Engine | PoolingEngine:
-    """Embeddings and scores have no streams to keep going: alone, they are made in this process."""
-    if wants_pooling(config):
-        return PoolingEngine.from_config(config, separate_process=not is_alone)
+def _start_engine(config: EngineConfig, options: ServeOptions) -> Engine | PoolingEngine:
     apart = options.engine_process
     # What dies in this process takes it along: there is nothing to start again.
     keeping = _keeping(options, restarts=apart)
+    if wants_pooling(config):
+        return PoolingEngine.from_config(config, separate_process=apart, keeping=keeping)
     return AsyncEngine.from_config(config, separate_process=apart, keeping=keeping)
 
 

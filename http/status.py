@@ -106,11 +106,19 @@ class Status(msgspec.Struct, frozen=True):
 
 @dataclass
 class Glance:
-    """The last close look at an engine, which those who come soon after share."""
+    """What takes a while to find out of an engine, and is shared by all who watch."""
 
     taken: float = 0.0
     state: EngineState | None = None
     _running: asyncio.Task[EngineState | None] | None = None
+    _second: int = 0
+    _history: History | None = None
+
+    def history(self, processes: Sequence[dict[int, Second]], now: float) -> History:
+        """That of this second, see `history`."""
+        if self._history is None or self._second != int(now):
+            self._second, self._history = int(now), history(processes, now)
+        return self._history
 
     async def at(self, service: Service) -> EngineState | None:
         """A look not older than `_FRESH`; None if the engine does not answer in time."""
@@ -218,7 +226,7 @@ async def _status_of(
         host_ms=1000 * _mean(stats.steps.host_seconds),
         pages=picture(state.pages) if state else None,
         sequences=list(map(_shown, state.sequences[:_MOST_SEQUENCES])) if state else None,
-        history=history(seconds, time.time()),
+        history=glance.history(seconds, time.time()),
     )
 
 

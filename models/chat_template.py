@@ -27,7 +27,8 @@ def select_template(templates: Mapping[str, str], tools: Sequence[Tool] | None) 
     name = "tool_use" if tools and "tool_use" in templates else "default"
     if name not in templates:
         raise ChatTemplateError(
-            "the model has no chat template; send a plain prompt, or give a template of your own"
+            "the model has no chat template; send a plain prompt, or give a template of your own: "
+            "see docs/failures.md#other-answers-than-transformers"
         )
     return templates[name]
 

@@ -23,8 +23,9 @@ host pages are more pages, numbered from `num_pages` on; `bring` makes them page
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from paged.host_pages import HostPages, PageMove
 
@@ -39,6 +40,13 @@ class OutOfPages(RuntimeError):
         super().__init__(f"{needed} pages needed, {available} available")
         self.needed = needed
         self.available = available
+
+
+class Part(NamedTuple):
+    """The tokens of a page that is not full: the hash that comes before them, and how many."""
+
+    parent: bytes
+    length: int
 
 
 class PagePool:
@@ -78,7 +86,9 @@ class PagePool:
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._hash_of: dict[int, bytes] = {}
         self._page_of: dict[bytes, int] = {}
-        self._partial: set[int] = set()  # pages with a hash that are not full
+        # Pages with a hash that are not full; how many of each length follow each hash.
+        self._partial: dict[int, Part] = {}
+        self._lengths: dict[bytes, Counter[int]] = {}
 
     @property
     def num_free(self) -> int:
@@ -186,23 +196,28 @@ class PagePool:
                 self._free.append(page)
 
     def register(
-        self, page: int, page_hash: bytes, group: int = 0, *, partial: bool = False
+        self, page: int, page_hash: bytes, group: int = 0, *, part: Part | None = None
     ) -> None:
         """Let a used page be found by the hash of its content, in its group of layers.
 
         If another page holds that hash already, this one stays without: a hash names one page.
 
         Args:
-            partial: the page is not full. It does not go on in host memory: as many bytes would
-                be moved as of a full one, for fewer tokens.
+            part: of a page that is not full. It does not go on in host memory: as many bytes
+                would be moved as of a full one, for fewer tokens.
         """
         assert self._references[page], f"page {page} is not used: its content is undefined"
         assert page not in self._hash_of, f"page {page} already carries a hash"
         page_hash = of_group(page_hash, group)
         if self.enable_prefix_caching and page_hash not in self._page_of:
             self._name(page, page_hash)
-            if partial:
-                self._partial.add(page)
+            if part is not None:
+                self._partial[page] = part
+                self._lengths.setdefault(part.parent, Counter())[part.length] += 1
+
+    def part_lengths(self, parent: bytes) -> list[int]:
+        """Tokens in the pages that follow a hash and are not full, most first."""
+        return sorted(self._lengths.get(parent, ()), reverse=True)
 
     def forget(self, hashes: Sequence[bytes], num_groups: int = 1) -> None:
         """Let content be found by nobody any more, wherever it is, in any group of layers."""
@@ -212,7 +227,7 @@ class PagePool:
             page = self._page_of.pop(page_hash, None)
             if page is not None:
                 del self._hash_of[page]
-                self._partial.discard(page)
+                self._drop_part(page)
                 if not self._references[page]:
                     del self._cached[page]
                     self._free.append(page)
@@ -252,6 +267,7 @@ class PagePool:
         self._hash_of.clear()
         self._page_of.clear()
         self._partial.clear()
+        self._lengths.clear()
         return True
 
     def check(self) -> None:
@@ -267,20 +283,34 @@ class PagePool:
         assert cached <= self._hash_of.keys(), "a page without a hash is cached"
         assert not free & self._hash_of.keys(), "a page with a hash is free"
         assert {page: page_hash for page_hash, page in self._page_of.items()} == self._hash_of
-        assert self._partial <= self._hash_of.keys(), "a page without a hash is partial"
+        assert self._partial.keys() <= self._hash_of.keys(), "a page without a hash is partial"
+        counted = [(part, n) for part in self._lengths for n in self._lengths[part].elements()]
+        assert sorted(counted) == sorted(self._partial.values()), "a partial page is not counted"
         self.host.check()
 
     def _name(self, page: int, page_hash: bytes) -> None:
         self._page_of[page_hash] = page
         self._hash_of[page] = page_hash
 
+    def _drop_part(self, page: int) -> bool:
+        """A page loses its hash; whether it was not full."""
+        part = self._partial.pop(page, None)
+        if part is None:
+            return False
+        lengths = self._lengths[part.parent]
+        lengths[part.length] -= 1
+        if not lengths[part.length]:
+            del lengths[part.length]
+        if not lengths:
+            del self._lengths[part.parent]
+        return True
+
     def _evict(self) -> None:
         """Free the least recently used cached page; only the host may still know its content."""
         page, _ = self._cached.popitem(last=False)
         page_hash = self._hash_of.pop(page)
         del self._page_of[page_hash]
-        is_full = page not in self._partial
-        self._partial.discard(page)
+        is_full = not self._drop_part(page)
         host_page = self.host.take(page_hash) if is_full else None
         if host_page is not None:
             self._moves.append(PageMove(page, host_page, to_host=True, page_hash=page_hash))

@@ -60,6 +60,6 @@ def cache_settings(config: EngineConfig, memory: MemoryPlan) -> dict[str, str]:
         "num_cpu_blocks": memory.num_host_pages,
         "num_gpu_blocks": memory.num_pages - 1,
         "prefix_caching_hash_algo": "blake2b",
-        "swap_space": memory.num_host_pages * memory.bytes_per_page / _GIB,
+        "swap_space": memory.num_host_pages * memory.bytes_per_host_page / _GIB,
     }
     return {name: str(value) for name, value in values.items()}

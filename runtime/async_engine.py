@@ -17,7 +17,7 @@ from paged.runtime.beam_search import BeamSearchParams, begin_search
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import LoadedCore, engine_config, load_again, load_engine
 from paged.runtime.engine_state import EngineState
-from paged.runtime.engine_thread import Stream
+from paged.runtime.engine_thread import EngineThread, Stream
 from paged.runtime.errors import (
     DeadlineExceeded,
     EngineDead,
@@ -72,7 +72,7 @@ class AsyncEngine:
         engine = load_engine(self.config, separate_process=separate_process, make_core=make_core)
         self.about = engine.about
         again = partial(load_again, self.config, engine.front, make_core)
-        self._keeper = Keeper(engine, again, keeping)
+        self._keeper = Keeper(EngineThread(engine), lambda: EngineThread(again()), keeping)
         # At interpreter exit, while JAX is still there, and when nobody holds the engine.
         self._shutdown = weakref.finalize(self, self._keeper.shutdown)
 
@@ -113,7 +113,7 @@ class AsyncEngine:
     @property
     def errored(self) -> bool:
         """Whether the engine has died for good."""
-        return self.dead_error is not None and not self._keeper.is_restarting
+        return self._keeper.errored
 
     @property
     def dead_error(self) -> EngineDead | None:
@@ -123,11 +123,7 @@ class AsyncEngine:
     @property
     def trouble(self) -> str | None:
         """Why requests cannot be served now, None if they can: what follows "The engine"."""
-        if self.dead_error is not None:
-            restarting = "has stopped and is being restarted"
-            return restarting if self._keeper.is_restarting else "has stopped; see the server's log"
-        stalled = self._keeper.stalled
-        return f"has finished no step for {stalled:.0f} s" if stalled else None
+        return self._keeper.trouble
 
     def stats(self) -> EngineStats:
         """As of the last step."""

@@ -16,10 +16,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, wait
 from functools import partial
 
-import numpy as np
-from msgspec.structs import replace
-from numpy.typing import NDArray
-
 from paged.models.loading import ModelSource
 from paged.pool import PagePool
 from paged.runtime.about import StartClock
@@ -31,6 +27,7 @@ from paged.runtime.engine import load_tokenizer
 from paged.runtime.engine_state import EngineState, ProcessState, StepState
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.gate import Deadlines, Gate, Queue
+from paged.runtime.guided_steps import end_of, guided_rows, stuck_rows, with_end
 from paged.runtime.guides import Grammars, Guide
 from paged.runtime.live_requests import (
     LiveRequest,
@@ -49,7 +46,7 @@ from paged.runtime.messages import (
     SequenceOutput,
 )
 from paged.runtime.pace import Pace
-from paged.runtime.plan import Row, StepPlan, TokenEvent
+from paged.runtime.plan import StepPlan, TokenEvent
 from paged.runtime.runner import InFlight, SlotRequest, StepResult
 from paged.runtime.scheduler import Scheduler
 from paged.runtime.scores import keep_prompt_scores, scores_of
@@ -62,10 +59,6 @@ logger = logging.getLogger(__name__)
 
 # Seconds that a step waits for grammars when there is nothing else to do.
 _PATIENCE = 0.002
-_STUCK = (
-    "no token is left to come next: bad_words, allowed_token_ids or banned_token_ids rule out all "
-    "that the form of the output, if it has one, allows here"
-)
 
 
 class EngineCore:
@@ -216,8 +209,8 @@ class EngineCore:
             host_hits=scheduler.host_hits,
             num_host_pages=pool.host.num_pages,
             num_used_host_pages=pool.host.num_used,
-            host_bytes_saved=pool.num_saved * self.memory.bytes_per_page,
-            host_bytes_loaded=pool.num_loaded * self.memory.bytes_per_page,
+            host_bytes_saved=pool.num_saved * self.memory.bytes_per_host_page,
+            host_bytes_loaded=pool.num_loaded * self.memory.bytes_per_host_page,
             num_disk_pages=len(disk.files) if disk else 0,
             disk_pages_read=disk.files.num_read if disk else 0,
             disk_pages_left_out=disk.files.num_left_out if disk else 0,
@@ -369,7 +362,7 @@ class EngineCore:
                 self._admitted_tokens += len(sequence.prompt)
                 self._cached_tokens += sequence.num_cached
             self._runner.admit(sequence, SlotRequest(params, owner.seed, stops, guided))
-        if self._num_guided and self._guided_rows(plan):
+        if self._num_guided and guided_rows(plan, self._owner):
             self._in_flight.append(self._launch_guided(plan, news))
         else:
             self._in_flight.append(self._runner.launch(plan))
@@ -388,36 +381,18 @@ class EngineCore:
         started = self._runner.start(plan)
         while self._in_flight:
             news += self._read(self._in_flight.popleft())
-        if rows := self._guided_rows(plan):  # those that have not ended just now
-            guides = [owner.guide for _, owner in rows if owner.guide is not None]
-            masks = self._grammars.masks(guides)
-            news += self._end_stuck(rows, masks)
-            self._runner.load_masks([row.slot for row, _ in rows], masks)
+        if rows := guided_rows(plan, self._owner):  # those that have not ended just now
+            masks = self._grammars.masks([each.guide for each in rows])
+            for (row, owner, _), end in stuck_rows(rows, masks):  # what is chosen there is dropped
+                self._end_early(row.sequence, end.reason)
+                news.append(ending(owner.live, owner.index, end.reason.value, end.error))
+            self._runner.load_masks([each.row.slot for each in rows], masks)
         return self._runner.finish(started)
 
-    def _guided_rows(self, plan: StepPlan) -> list[tuple[Row, Owner]]:
-        """The rows whose next tokens guides have a say in."""
-        rows = []
-        for row in plan.rows:
-            owner = self._owner.get(row.sequence) if row.samples else None
-            if owner is not None and owner.guide is not None:
-                rows.append((row, owner))
-        return rows
-
-    def _end_stuck(
-        self, rows: list[tuple[Row, Owner]], masks: NDArray[np.int32]
-    ) -> list[SequenceOutput]:
-        """End the sequences that no token may follow; what the step chooses for them is dropped."""
-        news = []
-        for (row, owner), left in zip(rows, masks.any(axis=1), strict=True):
-            if not left and owner.guide is not None:
-                stopped = owner.guide.may_end
-                reason = FinishReason.STOP if stopped else FinishReason.ABORT
-                self._scheduler.finish([row.sequence.sequence_id], reason)
-                self._forget(row.sequence)
-                error = None if stopped else owner.guide.error or _STUCK
-                news.append(ending(owner.live, owner.index, reason.value, error))
-        return news
+    def _end_early(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End a sequence for what its grammar says."""
+        self._scheduler.finish([sequence.sequence_id], reason)
+        self._forget(sequence)
 
     def _read(self, step: InFlight) -> list[SequenceOutput]:
         result = self._record.read(step)
@@ -452,23 +427,12 @@ class EngineCore:
             first_scheduled_time=live.first_scheduled,
             read_time=now,
         )
-        return news if owner.guide is None else self._guided(owner.guide, event, news)
-
-    def _guided(self, guide: Guide, event: TokenEvent, news: SequenceOutput) -> SequenceOutput:
-        """The news, telling the sequence's end if its grammar is complete with the token."""
-        if event.finish_reason is FinishReason.STOP:
-            return news  # by a stop token, which is no part of the text
-        guide.advance(event.token)
-        if not guide.is_complete:
+        end = None if owner.guide is None else end_of(owner.guide, event)
+        if end is None:
             return news
-        error = guide.error
-        if event.finish_reason is None:
-            reason = FinishReason.ABORT if error else FinishReason.STOP
-            self._scheduler.finish([event.sequence.sequence_id], reason)
-            self._forget(event.sequence)
-        if error:
-            return replace(news, finish_reason="abort", error=error)
-        return replace(news, finish_reason="stop", ended_by_text=True)
+        if reason is None:
+            self._end_early(sequence, end.reason)
+        return with_end(news, end)
 
     def _forget(self, sequence: Sequence) -> None:
         owner = self._owner.pop(sequence)

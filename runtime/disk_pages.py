@@ -89,6 +89,7 @@ class DiskPages:
         self._is_closed = False
         self._writer = ThreadPoolExecutor(1, "paged-disk-writer")
         self._readers = ThreadPoolExecutor(_READERS, "paged-disk-reader")
+        self._writer.submit(self._forget_oldest)  # there may have been room for more
 
     def __len__(self) -> int:
         return len(self._known)
@@ -209,19 +210,24 @@ class DiskPages:
 
     def _write_all(self, page_hashes: dict[int, bytes], stack: PageStack, num_clears: int) -> None:
         """Write the rows of a stack that are wanted."""
+        left = len(page_hashes)
         try:
             parts = [np.asarray(_borrowed(part)) for part in stack]
-        except Exception:  # the device's, of a step that failed
-            logger.exception("%d pages were not written", len(page_hashes))
-            parts = []
-        for row, page_hash in page_hashes.items():
-            if self._is_closed:
-                break
-            if parts:
+            for row, page_hash in page_hashes.items():
+                if self._is_closed:
+                    return
                 self._write(page_hash, [part[row] for part in parts], num_clears)
-            with self._room:
-                self.num_waiting -= 1
-                self._room.notify_all()
+                self._settle(1)
+                left -= 1
+        except Exception:  # the device's, of a step that failed, or of memory
+            logger.exception("%d pages were not written", left)
+            self._settle(left)
+
+    def _settle(self, count: int) -> None:
+        """So many pages do not wait any more."""
+        with self._room:
+            self.num_waiting -= count
+            self._room.notify_all()
 
     def _write(self, page_hash: bytes, arrays: list[NDArray[Any]], num_clears: int) -> None:
         path = self._path(page_hash)

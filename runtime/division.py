@@ -170,8 +170,7 @@ def with_host_pages(
     wanted = int(config.kv_offloading_size * _GIB)
     if not wanted:
         return shapes
-    on_host = bytes_per_page * shapes.placement.num_devices
-    num_pages = host_pages(wanted, on_host, available)
+    num_pages = host_pages(wanted, shapes.bytes_per_host_page, available)
     transit = min(_TRANSIT, int((budget or 0) * _TRANSIT_SHARE))
     room = max(transit // bytes_per_page, MOST_MOVED)
     return replace(shapes, num_host_pages=num_pages, transit_room=room)

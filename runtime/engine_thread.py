@@ -109,6 +109,10 @@ class EngineThread:
         return self._closed is None
 
     @property
+    def num_steps(self) -> int:
+        return self.stats.num_steps
+
+    @property
     def silence(self) -> float:
         """Seconds since the last news of a step, while requests wait for one, whosever; else 0."""
         is_busy = self._streams or self.stats.num_running or self.stats.num_waiting

@@ -236,7 +236,8 @@ class Front:
             f"This model's maximum context length is {self.max_model_len} tokens. However, you "
             f"requested {output} output tokens and your prompt contains {num_prompt_tokens} input "
             f"tokens, for a total of {'' if max_tokens else 'at least '}{total} tokens. Please "
-            "reduce the length of the input prompt or the number of requested output tokens.",
+            "reduce the length of the input prompt or the number of requested output tokens: see "
+            "docs/failures.md#prompt-too-long.",
             "input_tokens",
         )
 

@@ -15,7 +15,7 @@ _TEXT_ALONE = "there are no multimodal models yet: prompts are text; drop it"
 _OWN_CONFIG = "name a config.json of your own, beside the model's, as the model"
 _ALL_OVERLAP = "the next step is always enqueued before the last one is read; drop it"
 
-_FLAGS = {
+FLAGS = {
     "-O": _COMPILED,
     "--async-scheduling": _ALL_OVERLAP,
     "--batch-idle-timeout": "there is no idle timeout: every step takes whoever is waiting",
@@ -148,7 +148,7 @@ _KEYWORDS = {
     "served_model_name": "it is a flag of `paged serve`",
 }
 
-_VARIABLES = {
+VARIABLES = {
     "CUDA_MEMORY_FRACTION": "--gpu-memory-utilization",
     "GRACEFUL_TERMINATION_TIMEOUT": "--shutdown-timeout",
     "MAX_BATCH_PREFILL_TOKENS": "--max-num-batched-tokens",
@@ -174,7 +174,7 @@ def flag_hint(flag: str) -> str | None:
     """What to use in place of a flag that another engine has, be it negated or `--flag.key`."""
     name = flag.partition(".")[0]
     level = re.sub(r"^-O\d$", "-O", name)
-    return _FLAGS.get(level) or _FLAGS.get(name.replace("--no-", "--", 1))
+    return FLAGS.get(level) or FLAGS.get(name.replace("--no-", "--", 1))
 
 
 def keyword_hint(name: str) -> str | None:
@@ -186,6 +186,6 @@ def keyword_hint(name: str) -> str | None:
 def unread_variables(environ: Mapping[str, str]) -> Iterator[str]:
     """A line for each variable of another engine that is set, and has no effect here."""
     for name in sorted(environ):
-        if name in KEY_VARIABLES or not (name in _VARIABLES or name.startswith("VLLM_")):
+        if name in KEY_VARIABLES or not (name in VARIABLES or name.startswith("VLLM_")):
             continue
-        yield f"{name} is not read" + (f": {hint}" if (hint := _VARIABLES.get(name)) else "")
+        yield f"{name} is not read" + (f": {hint}" if (hint := VARIABLES.get(name)) else "")

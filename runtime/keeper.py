@@ -9,10 +9,9 @@ from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
-from paged.runtime.engine import Engine
-from paged.runtime.engine_thread import EngineThread
-from paged.runtime.errors import EngineRestarting
+from paged.runtime.errors import EngineDead, EngineRestarting
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +43,38 @@ class Keeping:
     max_restarts: int
 
 
-class Keeper:
+class Kept(Protocol):
+    """An engine in its thread.
+
+    Attributes:
+        dead_error: what it died of; None while it lives and after a shutdown.
+    """
+
+    dead_error: EngineDead | None
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that it has taken."""
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last news of a step, while one is waited for; else 0."""
+
+    def check_running(self) -> None:
+        """Raises EngineDead if it was shut down or has died."""
+
+    def kill(self, reason: str) -> None:
+        """Have it die, though it hangs, if that can be done."""
+
+    def shutdown(self) -> None:
+        """End all requests and close it. Idempotent."""
+
+
+class Keeper[T: Kept]:
     """An engine in its thread, and after its death another one.
 
     Args:
-        engine: the first.
+        first: the first.
         again: makes another. May take minutes.
         keeping: None to let the first one die.
 
@@ -57,10 +83,8 @@ class Keeper:
         num_restarts: how many engines have followed the first.
     """
 
-    def __init__(
-        self, engine: Engine, again: Callable[[], Engine], keeping: Keeping | None
-    ) -> None:
-        self.thread = EngineThread(engine)
+    def __init__(self, first: T, again: Callable[[], T], keeping: Keeping | None) -> None:
+        self.thread = first
         self.num_restarts = 0
         self._again = again
         self._keeping = keeping
@@ -77,12 +101,21 @@ class Keeper:
         return self.thread.dead_error is not None and not self._gives_up
 
     @property
-    def stalled(self) -> float:
-        """Seconds since the last news of a step that is waited for; 0 if they are few."""
-        silence = self.thread.silence
-        return silence if silence > _STALLED * self._limit() else 0.0
+    def errored(self) -> bool:
+        """Whether the engine has died for good."""
+        return self.thread.dead_error is not None and not self.is_restarting
 
-    def living(self) -> EngineThread:
+    @property
+    def trouble(self) -> str | None:
+        """Why requests cannot be served now, None if they can: what follows "The engine"."""
+        if self.thread.dead_error is not None:
+            restarting = "has stopped and is being restarted"
+            return restarting if self.is_restarting else "has stopped; see the server's log"
+        silence = self.thread.silence
+        is_late = silence > _STALLED * self._limit()
+        return f"has finished no step for {silence:.0f} s" if is_late else None
+
+    def living(self) -> T:
         """The engine that runs. Raises EngineRestarting or EngineDead without one."""
         thread = self.thread
         if self.is_restarting:
@@ -102,7 +135,7 @@ class Keeper:
         """Seconds that a step may take; without end if nobody watches."""
         if self._keeping is None:
             return float("inf")
-        is_new = self.thread.stats.num_steps < _FIRST_STEPS
+        is_new = self.thread.num_steps < _FIRST_STEPS
         return self._keeping.step_timeout * (_ALLOWANCE if is_new else 1)
 
     def _watch(self) -> None:
@@ -114,8 +147,10 @@ class Keeper:
                 continue
             silence, limit = self.thread.silence, self._limit()
             num_late = num_late + 1 if silence > limit else 0
-            if num_late >= _LOOKS:
-                self.thread.kill(f"no step has finished for {silence:.0f} s; at most {limit:g} may")
+            if num_late == _LOOKS:  # once: what cannot be ended so is not ended by more of it
+                reason = f"no step has finished for {silence:.0f} s; at most {limit:g} may"
+                logger.error("The engine hangs: %s", reason)
+                self.thread.kill(reason)
 
     def _restart(self) -> bool:
         """Start another engine, or try to. Returns False when that is no use."""
@@ -139,11 +174,11 @@ class Keeper:
         self.thread.shutdown()  # until its process is gone, the device's memory is taken
         self._starts.append(time.monotonic())
         try:
-            engine = self._again()
+            another = self._again()
         except Exception as error:  # whatever it is, it may be gone at the next try
             logger.error("The engine could not be restarted: %s", error)
             return True
-        self.thread, self.num_restarts = EngineThread(engine), self.num_restarts + 1
+        self.thread, self.num_restarts = another, self.num_restarts + 1
         logger.info("The engine is back, after %.1f s", time.monotonic() - now)
         if self._ending.is_set():
             self.thread.shutdown()

@@ -47,6 +47,11 @@ class MemoryPlan:
     num_devices: int = 1
 
     @property
+    def bytes_per_host_page(self) -> int:
+        """Of what all devices keep in a page."""
+        return self.bytes_per_page * self.num_devices
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the longest sequences that fit in the pages at once.
 
@@ -92,7 +97,7 @@ class MemoryPlan:
         if self.weights_on_host:
             lines.append(f"Weights in host memory: {size_text(self.weights_on_host)}")
         if self.num_host_pages:
-            host = size_text(self.num_host_pages * self.bytes_per_page * self.num_devices)
+            host = size_text(self.num_host_pages * self.bytes_per_host_page)
             lines.append(f"Host KV cache size: {self.num_host_tokens:,} tokens ({host})")
         return "\n".join(lines)
 
@@ -111,8 +116,9 @@ def page_memory(budget: int, weights: int, state: int, steps: int) -> int:
         raise ConfigError(
             f"No memory is left for KV pages: weights {size_text(weights)}, slot state "
             f"{size_text(state)} and step memory {size_text(steps)} exceed the budget of "
-            f"{size_text(budget)} by {size_text(-left)}. Raise --gpu-memory-utilization, or lower "
-            "--max-num-seqs or --max-num-batched-tokens."
+            f"{size_text(budget)} by {size_text(-left)}. Raise --gpu-memory-utilization, lower "
+            "--max-num-seqs or --max-num-batched-tokens, or make weights smaller with "
+            "--quantization or --tensor-parallel-size: see docs/failures.md#out-of-memory."
         )
     return left
 
@@ -175,15 +181,23 @@ def fit_model_len(
     if length > fits or fits < _SHORTEST:
         length = max(length, _SHORTEST)
         needed = (pages_of(length) + 1) * bytes_per_page
-        shorter = f"Use --max-model-len {fits} or less, or give" if fits >= _SHORTEST else "Give"
-        share = "--gpu-memory-utilization or " if from_share else ""
-        raise ConfigError(
-            f"The model's max seq len ({length}) is larger than the maximum number of tokens that "
-            f"can be stored in KV cache ({max(fits, 0)}): one such sequence needs "
-            f"{size_text(needed)}, and {size_text(kv_bytes)} is there. {shorter} more memory with "
-            f"{share}--kv-cache-memory-bytes {-(-needed // 2**20)}M."
-        )
+        raise _too_long(length, fits, needed, kv_bytes, from_share=from_share)
     return length
+
+
+def _too_long(
+    length: int, fits: int, needed: int, kv_bytes: int, *, from_share: bool
+) -> ConfigError:
+    """Why sequences of a length cannot be served: the pages hold `fits` tokens of one."""
+    shorter = f"Use --max-model-len {fits} or less, or give" if fits >= _SHORTEST else "Give"
+    share = "--gpu-memory-utilization or " if from_share else ""
+    return ConfigError(
+        f"The model's max seq len ({length}) is larger than the maximum number of tokens that "
+        f"can be stored in KV cache ({max(fits, 0)}): one such sequence needs "
+        f"{size_text(needed)}, and {size_text(kv_bytes)} is there. {shorter} more memory with "
+        f"{share}--kv-cache-memory-bytes {-(-needed // 2**20)}M: see "
+        "docs/failures.md#kv-cache-too-small."
+    )
 
 
 def check_host_memory(plan: MemoryPlan, available: int | None) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from paged.groups import Windows, entries_behind, most_entries
 from paged.hits import find_prefix
-from paged.pool import NULL_PAGE, PagePool
+from paged.pool import NULL_PAGE, PagePool, Part
 from paged.prefix import extend_hashes, page_hash, root_hash
 from paged.runtime.draft import Draft
 from paged.runtime.load_costs import LoadCosts
@@ -114,8 +114,9 @@ class PageTables:
         start = prefix.num_tokens
         most = min(self._page_size, sequence.num_tokens - start) - 1
         parent = self._parent_hash(sequence, prefix.num_full)
-        tokens = sequence.tokens(start, start + most)
-        for length in range(most, 0, -1):
+        lengths = [each for each in self._pool.part_lengths(parent) if each <= most]
+        tokens = sequence.tokens(start, start + max(lengths, default=0))
+        for length in lengths:
             pages = self._find_in_all(page_hash(parent, tokens[:length]))
             if pages is not None:
                 tables = [[*table, page] for table, page in zip(prefix.tables, pages, strict=True)]
@@ -246,10 +247,11 @@ class PageTables:
         if not length or not self._pool.enable_prefix_caching:
             return
         name = self._part_hash(sequence, known)
+        part = Part(self._parent_hash(sequence, num_full), length)
         sequence.part_ends.append(known)
         for group, table in enumerate(sequence.page_tables):
             if (page := table[num_full]) != NULL_PAGE:  # a window may have passed by on its way
-                self._pool.register(page, name, group, partial=True)
+                self._pool.register(page, name, group, part=part)
 
     def _part_hash(self, sequence: Sequence, end: int) -> bytes:
         """The hash of the page that its tokens up to `end` fill in part."""

@@ -48,8 +48,9 @@ class Router:
     """Chooses replicas for requests; one thread uses it.
 
     A request is told by the hashes of the full pages of its prompt (`paged.prefix.extend_hashes`),
-    a chain, each over all before it. They need not be those of the replicas' own pages: larger
-    pages cost the router less, and the bytes of a text do where tokens are not known.
+    a chain, each over all before it. They need not be those of the replicas' own pages: every
+    eighth of them names prefixes as well and costs the router less, and the bytes of a text do
+    where tokens are not known.
 
         router.add("a", num_pages=10_000)
         replica = router.choose(hashes)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -113,11 +112,13 @@ class Started:
     """A step whose forward program is enqueued, and whose tokens are not chosen yet.
 
     Attributes:
+        launch_time: see `InFlight`.
         slots: of its rows.
     """
 
     plan: StepPlan
     bucket: Bucket
+    launch_time: float
     slots: NDArray[np.int32]
     prompt_logprobs: TokenLogprobs | None
 
@@ -127,7 +128,7 @@ class InFlight:
     """A launched step whose result is on its way to the host.
 
     Attributes:
-        launch_time: when it was enqueued; seconds, `time.perf_counter`.
+        launch_time: when its forward program was enqueued; seconds, `time.perf_counter`.
     """
 
     plan: StepPlan
@@ -173,11 +174,6 @@ class StepRunner:
     def params(self) -> DecoderParams:
         """The weights."""
         return self._device.params
-
-    @property
-    def dtype(self) -> jnp.dtype:
-        """Of what is computed."""
-        return self._device.params.embedding.dtype
 
     def counted(self, bucket: Bucket) -> Mapping[str, float]:
         """What XLA counts in the forward program of a bucket, such as "flops"; maybe nothing."""
@@ -252,9 +248,10 @@ class StepRunner:
         self._copy_pages(plan.copies)
         packed = pack(plan, layout, self._sampling)
         self._device.call(("forward", bucket), packed)
+        launch_time = time.perf_counter()
         prompt_logprobs = self._score(plan, bucket) if scores else None
         slots = layout.slots(packed, len(plan.rows))
-        return Started(plan, bucket, slots, prompt_logprobs)
+        return Started(plan, bucket, launch_time, slots, prompt_logprobs)
 
     def load_masks(self, slots: list[int], masks: NDArray[np.int32]) -> None:
         """Say which tokens may come next in slots that have a grammar: masks [len(slots), W]."""
@@ -270,8 +267,7 @@ class StepRunner:
     def finish(self, step: Started) -> InFlight:
         """Enqueue the choice of a started step's tokens. Steps are finished in their order."""
         sampled = self._sample(step.slots)
-        now = time.perf_counter()
-        result = InFlight(step.plan, step.bucket, now, sampled, step.prompt_logprobs)
+        result = InFlight(step.plan, step.bucket, step.launch_time, sampled, step.prompt_logprobs)
         for array in jax.tree.leaves((result.sampled, result.prompt_logprobs)):
             array.copy_to_host_async()
         return result

@@ -139,7 +139,7 @@ def prepare(
         logger.warning("%s", cost_report(*counts, memory.weights_on_host, seconds))
     if memory.num_host_pages:
         costs = runner.measure_loads()
-        logger.info("%s", costs.report(memory.bytes_per_page))
+        logger.info("%s", costs.report(memory.bytes_per_host_page))
         scheduling = replace(scheduling, load_costs=costs)
     return runner, scheduling, memory
 
@@ -165,7 +165,7 @@ def prepare_device(
             "The device has run out of memory while the model was loaded. See with `nvidia-smi` "
             "whether something else uses it, and lower --gpu-memory-utilization "
             f"(it is {config.gpu_memory_utilization:g}), --max-num-batched-tokens or "
-            "--max-num-seqs."
+            "--max-num-seqs: see docs/failures.md#out-of-memory."
         ) from error
 
 
@@ -370,7 +370,7 @@ def open_disk_tier(
         raise _unusable(error) from error
     logger.info(
         "%d pages in %s, which reads %.2f GB/s",
-        *(len(files), folder, runner.shapes.cache.bytes_per_page / files.seconds_per_page / 1e9),
+        *(len(files), folder, runner.shapes.bytes_per_host_page / files.seconds_per_page / 1e9),
     )
     return DiskTier(files, pool, runner, scheduling.windows, scheduling.load_costs)
 

@@ -84,12 +84,13 @@ def _claim(name: str, config: EngineConfig, share: float | None, device: DeviceM
     """Reads what describes a model, and fetches no weights."""
     # Here, so that this module and its tests need no JAX.
     from paged.models.config import resolve_dtype
-    from paged.models.spread import bytes_of_each
+    from paged.models.spread import bytes_of_each, check_devices
     from paged.runtime.pooling.setup import pooling_specs, runs_pooling
 
     source = find_model(replace(config, load_format="dummy"))
     pools = runs_pooling(config, source)
     specs = pooling_specs(source) if pools else source.specs
+    check_devices(specs, source.config, config.tensor_parallel_size)
     dtype = resolve_dtype(config.dtype, source.config, device.platform)
     on_host = 0 if device.platform == "cpu" else int(config.cpu_offload_gb * 2**30)
     weights = bytes_of_each(specs, source.config, dtype, config.tensor_parallel_size)

@@ -148,6 +148,11 @@ class StepShapes:
     stage: Stage | None = None
 
     @property
+    def bytes_per_host_page(self) -> int:
+        """Of what all devices keep in a page."""
+        return self.cache.bytes_per_page * self.placement.num_devices
+
+    @property
     def pages_per_sequence(self) -> int:
         return -(-self.max_model_len // self.cache.page_size)
 

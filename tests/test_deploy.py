@@ -86,10 +86,10 @@ def test_ray_service() -> None:
     assert pod["terminationGracePeriodSeconds"] > leaves_in(told.server)
     assert pod["securityContext"]["runAsNonRoot"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == told.gpus
-    assert (workers["minReplicas"], workers["maxReplicas"]) == (
-        told.options.num_replicas,
-        told.options.max_replicas,
-    )
+    [replica] = application["deployments"]
+    for name in ("min", "max"):  # a pod has one
+        most = replica["autoscaling_config"][f"{name}_replicas"]
+        assert workers[f"{name}Replicas"] == most
     assert config["http_options"]["port"] in [each["containerPort"] for each in container["ports"]]
     [volume] = pod["volumes"]
     claimed = found["PersistentVolumeClaim"]["metadata"]["name"]
@@ -101,13 +101,8 @@ def test_ray_service() -> None:
 def test_the_file_for_ray_serve() -> None:
     config = yaml.safe_load((DEPLOY / "ray/serve.yaml").read_text())
     [application] = config["applications"]
-    options = read_args(application["args"]).options
-    [replica] = application["deployments"]
-    scaling = replica["autoscaling_config"]
-    assert (scaling["min_replicas"], scaling["max_replicas"]) == (
-        options.num_replicas,
-        options.max_replicas,
-    )
+    assert read_args(application["args"]).gpus == 1
+    assert [each["name"] for each in application["deployments"]] == ["Replica"]
     assert config["http_options"]["keep_alive_timeout_s"] > ServeOptions.timeout_keep_alive
 
 

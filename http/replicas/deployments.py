@@ -79,6 +79,7 @@ class _Replicas:
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
         self._inboxes = Inboxes()
+        self._watches: set[asyncio.Task[None]] = set()
         self._listening: asyncio.Task[Address] | None = None
 
     async def answer(self, request: Asked) -> Messages:
@@ -88,14 +89,17 @@ class _Replicas:
         address, inbox = await self._listening, self._inboxes.open()
         call = self._handle.answer.remote(request, address, inbox.number)
         watch = asyncio.create_task(_watch(call, inbox))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+        has_ended = False
         try:
             while messages := await inbox.read():
                 yield messages
+            has_ended = True  # and so will the call
         finally:
             self._inboxes.close(inbox)
-            if not watch.done():  # the client has left, or the call is about to end
+            if not has_ended:
                 call.cancel()
-            watch.cancel()
 
     async def answers(self, request: Asked) -> Sequence[Whole]:
         asked = self._handle.broadcast("answer_whole", request)

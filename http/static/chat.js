@@ -25,6 +25,15 @@ async function* events(body) {
   }
 }
 
+// Why a request was refused; a proxy's page says nothing that could be read.
+async function reasonOf(reply) {
+  try {
+    return (await reply.json()).error.message;
+  } catch {
+    return `Status ${reply.status}, and not in the server's own words.`;
+  }
+}
+
 export class Chat {
   constructor(headers, model) {
     this.headers = headers;
@@ -79,7 +88,7 @@ export class Chat {
       headers: { "Content-Type": "application/json", ...this.headers() },
       body: JSON.stringify(this.body(messages)),
     });
-    if (!reply.ok) throw new Error((await reply.json()).error.message);
+    if (!reply.ok) throw new Error(await reasonOf(reply));
     const written = { thought: null, text: null, content: "", first: null, usage: null };
     for await (const chunk of events(reply.body)) {
       if (chunk.error) throw new Error(chunk.error.message);

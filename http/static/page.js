@@ -224,10 +224,24 @@ function showMemory({ num_devices: devices, memory, startup, steps, host_ms: hos
   find("startup").textContent = (phases.length ? `Start: ${phases.join(", ")}.` : "") + step;
 }
 
+// A link carries no key: where one is needed, it would lead to a refusal.
+async function hideClosed() {
+  for (const link of document.querySelectorAll("nav a")) {
+    const reply = await fetch(link.href, { method: "HEAD" });
+    link.hidden = reply.status === 401;
+  }
+}
+
 find("door").addEventListener("submit", async (event) => {
   event.preventDefault();
-  key = find("key").value.trim();
+  const given = find("key").value.trim();
+  if (/[^\x20-\xff]/.test(given)) {
+    find("door-error").textContent = "That is no key: no header can carry it.";
+    return;
+  }
+  key = given;
   sessionStorage.setItem("key", key);
+  hideClosed().catch(() => {});
   try {
     await ask();
   } catch {
@@ -242,4 +256,5 @@ find("models").addEventListener("change", (event) => {
 window.addEventListener("resize", () => latest && find("door").hidden && show());
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => latest && show());
 
+if (key) hideClosed().catch(() => {});
 watch();

@@ -50,7 +50,8 @@ class BitsandbytesCheckpoint:
             return absmax.reshape(-1)
         codes = self._checkpoint.read(module + _NESTED_CODES)[absmax.reshape(-1)]
         size, offset = state.get("nested_blocksize"), state.get("nested_offset")
-        if not isinstance(size, int) or not isinstance(offset, float):
+        is_number = isinstance(offset, int | float) and not isinstance(offset, bool)
+        if not isinstance(size, int) or not is_number:
             raise self._wrong(module, state)
         nested = np.repeat(self._checkpoint.read(module + _NESTED), size)[: codes.size]
         return codes * nested + np.float32(offset)

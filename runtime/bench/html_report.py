@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 
-from paged.runtime.bench.plots import Axis, Series, plot, sample, style_rules
+from paged.runtime.bench.html_page import card, gallery, legend, page
+from paged.runtime.bench.plots import Axis, Series, plot
 from paged.runtime.bench.results import METRICS, BenchResult, RunResult, StepTime, Times
 from paged.runtime.bench.tables import (
     TITLES,
-    Table,
     steps_table,
     throughput_table,
     times_tables,
@@ -18,41 +18,6 @@ from paged.runtime.bench.tables import (
 Named = Sequence[tuple[str, BenchResult]]
 _SPREAD = 30  # from so many times the smallest on, a logarithmic axis shows more
 _RATE = "output tokens/s"
-
-_STYLE = """
-:root { color-scheme: light dark; --ground: #f6f6f3; --card: #fff; --line: #e4e4df; --text: #22272b;
-  --quiet: #666e74; --s0: #2f7a76; --s1: #c0782a; --s2: #4f74b3; --s3: #a8493f; --s4: #7b5fa3;
-  --s5: #5d6b2f }
-@media (prefers-color-scheme: dark) { :root { --ground: #14171a; --card: #1b1f23; --line: #2b3136;
-  --text: #e4e7e8; --quiet: #98a1a7; --s0: #58b5ae; --s1: #e2a65a; --s2: #86a9df; --s3: #e58479;
-  --s4: #b79ae0; --s5: #b3c26a } }
-* { box-sizing: border-box }
-body { margin: 0 auto; max-width: 1240px; padding: 20px 20px 40px; background: var(--ground);
-  color: var(--text); font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
-  font-variant-numeric: tabular-nums }
-h1 { font-size: 20px; margin: 0 }
-h2 { font-size: 16px; margin: 28px 0 8px }
-p { margin: 4px 0; color: var(--quiet); overflow-wrap: anywhere }
-.legend { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 12px 0; padding: 0;
-  list-style: none; font-size: 14px }
-.legend svg, td svg { width: 26px; height: 10px; margin-right: 7px; vertical-align: baseline }
-.plots { display: grid; gap: 14px;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 350px), 1fr)) }
-figure, .card { margin: 0; background: var(--card); border: 1px solid var(--line);
-  border-radius: 8px; padding: 10px 12px }
-figcaption { font-size: 14px; font-weight: 600; margin-bottom: 4px }
-figure svg { display: block; width: 100%; height: auto }
-svg text { fill: var(--quiet); font-size: 11px }
-.grid { stroke: var(--line); fill: none }
-polyline { fill: none; stroke-width: 1.8; stroke-linejoin: round }
-.card { overflow-x: auto; margin-bottom: 14px }
-table { border-collapse: collapse; font-size: 14px; width: 100% }
-caption { text-align: left; font-weight: 600; padding-bottom: 4px }
-th, td { padding: 3px 0 3px 16px; text-align: right; white-space: nowrap }
-th:first-child, td:first-child { text-align: left; padding-left: 0; position: sticky; left: 0;
-  background: var(--card) }
-th { color: var(--quiet); font-weight: 500; border-bottom: 1px solid var(--line) }
-"""
 
 
 def html_report(results: Named) -> str:
@@ -68,13 +33,7 @@ def html_report(results: Named) -> str:
     steps = [(name, result) for name, result in results if result.steps]
     if steps:
         body += [_step_section(steps)]
-    title = escape(_title(results))
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{_STYLE}{style_rules()}</style></head>"
-        f"<body>{''.join(body)}</body></html>\n"
-    )
+    return page(_title(results), "".join(body))
 
 
 def named_runs(results: Named) -> list[tuple[str, RunResult]]:
@@ -104,15 +63,15 @@ def _header(results: Named) -> str:
 def _run_section(runs: Sequence[tuple[str, RunResult]]) -> str:
     trades = len(runs) > 2
     parts = [
-        _table(throughput_table(runs), marked=True),
-        *(["<h2>Throughput against latency</h2>", _plots(_trade_off(runs))] if trades else []),
+        card(throughput_table(runs), marked=True),
+        *(["<h2>Throughput against latency</h2>", gallery(_trade_off(runs))] if trades else []),
         "<h2>Over the run</h2>",
-        _plots(_over_time(runs)),
+        gallery(_over_time(runs)),
         "<h2>How times are spread</h2>",
-        _plots(_spreads([(name, run.times) for name, run in runs])),
+        gallery(_spreads([(name, run.times) for name, run in runs])),
         *_kind_sections(runs),
         "<h2>Figures</h2>",
-        *(_table(table) for table in times_tables(runs)),
+        *(card(table) for table in times_tables(runs)),
     ]
     settings = "".join(
         f"<p>{escape(name)}: {escape(', '.join(f'{k} {v}' for k, v in run.settings.items()))}</p>"
@@ -151,7 +110,7 @@ def _spreads(runs: Sequence[tuple[str, Mapping[str, Times]]]) -> Iterator[str]:
 def _kind_sections(runs: Sequence[tuple[str, RunResult]]) -> Iterator[str]:
     for kind in dict.fromkeys(kind for _, run in runs for kind in run.kinds):
         yield f"<h2>Of {escape(kind)} requests</h2>"
-        yield _plots(_spreads([(name, run.kinds.get(kind, {})) for name, run in runs]))
+        yield gallery(_spreads([(name, run.kinds.get(kind, {})) for name, run in runs]))
 
 
 def _trade_off(runs: Sequence[tuple[str, RunResult]]) -> Iterator[str]:
@@ -173,7 +132,7 @@ def _step_section(results: Named) -> str:
             about = f"context {context}"
             names.append(f"{name}: {about}" if name else about)
             lines.append(steps)
-    parts = [_legend(names), _plots(_step_plots(names, lines))]
+    parts = [legend(names), gallery(_step_plots(names, lines))]
     for name, result in results:
         ceilings = result.ceilings
         if ceilings is not None:
@@ -182,7 +141,7 @@ def _step_section(results: Named) -> str:
                 f"GB/s and multiplies {ceilings.flops_per_second / 1e9:,.1f} GFLOP/s, as measured "
                 "before its steps.</p>"
             )
-    parts += [_table(steps_table(name or "Steps", result.steps)) for name, result in results]
+    parts += [card(steps_table(name or "Steps", result.steps)) for name, result in results]
     return "<h2>Compiled steps</h2>" + "".join(parts)
 
 
@@ -214,27 +173,3 @@ def _of_kind(steps: Sequence[StepTime], kind: str) -> list[StepTime]:
         if step.bucket.startswith(kind):
             found[step.bucket] = step
     return list(found.values())
-
-
-def _plots(drawn: Iterator[str]) -> str:
-    return f'<div class="plots">{"".join(drawn)}</div>'
-
-
-def _legend(names: Sequence[str]) -> str:
-    items = (f"<li>{sample(style)}{escape(name)}</li>" for style, name in enumerate(names))
-    return f'<ul class="legend">{"".join(items)}</ul>'
-
-
-def _table(table: Table, *, marked: bool = False) -> str:
-    """A card with a table, its rows marked with their lines if they are runs."""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in table.head)
-    rows = []
-    for style, (name, *cells) in enumerate(table.rows):
-        first = f"<td>{sample(style) if marked else ''}{escape(name)}</td>"
-        rest = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        rows.append(f"<tr>{first}{rest}</tr>")
-    caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""
-    return (
-        f'<div class="card"><table>{caption}<thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )

@@ -15,14 +15,14 @@ from paged.runtime.bench.offline import (
     EngineMeter,
     StartedEngine,
     config_of,
-    device_name,
+    result_here,
     sampling,
     started_llm,
     without_weights,
 )
 from paged.runtime.bench.options import LatencyOptions
 from paged.runtime.bench.publish import publish
-from paged.runtime.bench.results import BenchResult, EngineReport, RunResult, Times, now
+from paged.runtime.bench.results import EngineReport, RunResult, Times
 from paged.runtime.bench.workloads import BenchRequest, IdRange, random_requests
 from paged.runtime.config import EngineConfig
 from paged.runtime.flags import read_flags
@@ -90,14 +90,8 @@ def run_latency(args: argparse.Namespace) -> int:
     options = read_flags(LatencyOptions, args)
     config = config_of(args)
     report = measure(config, options)
-    result = BenchResult(
-        command="latency",
-        date=now(),
-        model=without_weights(config).name,
-        device=device_name(),
-        label=options.label or "",
-        runs=(_run(report, options),),
-    )
+    run = _run(report, options)
+    result = result_here("latency", without_weights(config).name, options, [run])
     publish(report.lines(), result, options, report.as_json())
     return 0
 

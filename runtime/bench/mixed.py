@@ -10,10 +10,10 @@ import numpy as np
 
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.bench.engine_load import run_workload, running_engine
-from paged.runtime.bench.offline import config_of, device_name, without_weights
+from paged.runtime.bench.offline import config_of, result_here, without_weights
 from paged.runtime.bench.options import MixedOptions
 from paged.runtime.bench.publish import publish
-from paged.runtime.bench.results import BenchResult, RunResult, now
+from paged.runtime.bench.results import BenchResult, RunResult
 from paged.runtime.bench.tables import Table, milliseconds, run_lines
 from paged.runtime.bench.workloads import BenchRequest, IdRange, random_requests
 from paged.runtime.config import EngineConfig
@@ -51,14 +51,7 @@ def measure(config: EngineConfig, options: MixedOptions) -> BenchResult:
             if not runs:
                 runs.append(_run(engine, short, ALONE, options))
             runs.append(_run(engine, requests, policy, options))
-    return BenchResult(
-        command="mixed",
-        date=now(),
-        model=source.name,
-        device=device_name(),
-        label=options.label or "",
-        runs=tuple(runs),
-    )
+    return result_here("mixed", source.name, options, runs)
 
 
 def mixed_requests(options: MixedOptions, *, seed: int, ids: IdRange) -> list[BenchRequest]:

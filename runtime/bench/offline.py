@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 from paged.models.loading import ModelSource
 from paged.runtime.async_engine import AsyncEngine
-from paged.runtime.bench.results import EngineReport
+from paged.runtime.bench.options import OutputOptions
+from paged.runtime.bench.results import BenchResult, EngineReport, RunResult, now
 from paged.runtime.config import EngineConfig, flags
 from paged.runtime.engine import find_model
 from paged.runtime.front import Prompt
@@ -90,9 +91,18 @@ def config_of(args: argparse.Namespace) -> EngineConfig:
     return EngineConfig(**values | {"seed": values["seed"] or 0})
 
 
-def device_name() -> str:
-    """What JAX calls the device that it runs on."""
-    return str(jax.devices()[0].device_kind)
+def result_here(
+    command: str, model: str, options: OutputOptions, runs: Sequence[RunResult] = ()
+) -> BenchResult:
+    """What a command has found just now on the device of this process."""
+    return BenchResult(
+        command=command,
+        date=now(),
+        model=model,
+        device=str(jax.devices()[0].device_kind),
+        label=options.label or "",
+        runs=tuple(runs),
+    )
 
 
 def without_weights(config: EngineConfig) -> ModelSource:

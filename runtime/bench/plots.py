@@ -1,7 +1,7 @@
 """Small plots as SVG: lines over linear or logarithmic axes, coloured by the page around them.
 
-A series has a class `s0`, `s1`, ... for its colour, and dashes of its own beside it, so that lines
-are told apart without colours too.
+A series has a class `s0`, `s1`, ... for its colour, and dashes and marks of its own beside it, so
+that series are told apart without colours too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,15 @@ from html import escape
 WIDTH, HEIGHT = 380, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 10, 36
 _DASHES = ("", "6 3", "2 3", "9 3 2 3", "4 2", "1 2")
+# A circle, a square, a triangle, a diamond, a cross and a wedge, around 0, 0.
+_MARKS = (
+    "m-3 0a3 3 0 1 0 6 0a3 3 0 1 0-6 0z",
+    "m-3-3h6v6h-6z",
+    "m0-4l4 7h-8z",
+    "m0-4l4 4l-4 4l-4-4z",
+    "m-1-4h2v3h3v2h-3v3h-2v-3h-3v-2h3z",
+    "m0 4l4-7h-8z",
+)
 NUM_STYLES = len(_DASHES)
 _MOST_TICKS = 5
 
@@ -88,14 +97,14 @@ def plot(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
 
 
 def sample(style: int) -> str:
-    """A piece of the line that a style draws, for a legend."""
-    return f'<svg viewBox="0 0 26 10">{_polyline(style, "0,5 26,5")}</svg>'
+    """A piece of the line that a style draws, and its mark, for a legend."""
+    return f'<svg viewBox="0 0 34 10">{_polyline(style, "0,5 34,5")}{_mark(style, 17, 5)}</svg>'
 
 
 def style_rules() -> str:
     """CSS: a style takes its colour from the variable --s0, --s1, ..."""
     return "".join(
-        f"polyline.s{each} {{ stroke: var(--s{each}) }} circle.s{each} {{ fill: var(--s{each}) }} "
+        f"polyline.s{each} {{ stroke: var(--s{each}) }} path.s{each} {{ fill: var(--s{each}) }} "
         for each in range(NUM_STYLES)
     )
 
@@ -110,7 +119,7 @@ def short(value: float) -> str:
 
 def linear_ticks(top: float) -> list[float]:
     """Round numbers from 0 to the top, some five of them."""
-    step = _round_up(top / _MOST_TICKS)
+    step = _round_up(top / _MOST_TICKS, digits=(1, 2, 5, 10))
     return [step * each for each in range(int(top / step * 1.0001) + 1)]
 
 
@@ -142,10 +151,10 @@ def _scale(axis: Axis, values: Sequence[float], start: float, end: float) -> _Sc
     return _Scale(axis, low, high if high > low else low * 10, start, end)
 
 
-def _round_up(value: float) -> float:
-    """1, 2, 3, 4, 5, 6 or 8 times a power of ten, at least as large."""
+def _round_up(value: float, digits: Sequence[int] = (1, 2, 3, 4, 5, 6, 8, 10)) -> float:
+    """One of these digits times a power of ten, at least as large."""
     power = 10.0 ** math.floor(math.log10(value))
-    return next(each * power for each in (1, 2, 3, 4, 5, 6, 8, 10) if each * power >= value * 0.999)
+    return next(each * power for each in digits if each * power >= value * 0.999)
 
 
 def _round_down(value: float) -> float:
@@ -190,10 +199,7 @@ def _draw(series: Series, across: _Scale, up: _Scale) -> str:
     if series.dots or len(places) == 1:
         for (x, y), at, value in zip(places, series.x, series.y, strict=True):
             told = escape(f"{series.name}: {short(at)}, {short(value)}")
-            parts.append(
-                f'<circle class="s{style}" cx="{x:.1f}" cy="{y:.1f}" r="3">'
-                f"<title>{told}</title></circle>"
-            )
+            parts.append(_mark(style, x, y, told))
     return "".join(parts)
 
 
@@ -201,3 +207,9 @@ def _polyline(style: int, points: str) -> str:
     style %= NUM_STYLES
     dash = f' stroke-dasharray="{_DASHES[style]}"' if _DASHES[style] else ""
     return f'<polyline class="s{style}" points="{points}"{dash}/>'
+
+
+def _mark(style: int, x: float, y: float, told: str = "") -> str:
+    style %= NUM_STYLES
+    title = f"<title>{told}</title>" if told else ""
+    return f'<path class="s{style}" d="M{x:.1f} {y:.1f}{_MARKS[style]}">{title}</path>'

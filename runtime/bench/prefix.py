@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from paged.runtime.bench.engine_load import run_workload, running_engine
 from paged.runtime.bench.load import moments
-from paged.runtime.bench.offline import config_of, device_name, without_weights
+from paged.runtime.bench.offline import config_of, result_here, without_weights
 from paged.runtime.bench.options import PrefixOptions, WorkloadOptions
 from paged.runtime.bench.publish import publish
-from paged.runtime.bench.results import BenchResult, RunResult, now
+from paged.runtime.bench.results import BenchResult, RunResult
 from paged.runtime.bench.selection import select_requests
 from paged.runtime.bench.tables import run_lines
 from paged.runtime.config import EngineConfig
@@ -61,14 +61,7 @@ def measure(
                 progress=not options.disable_tqdm,
             )
         runs.append(run)
-    return BenchResult(
-        command="prefix",
-        date=now(),
-        model=source.name,
-        device=device_name(),
-        label=options.label or "",
-        runs=tuple(runs),
-    )
+    return result_here("prefix", source.name, options, runs)
 
 
 def prefix_lines(runs: tuple[RunResult, ...]) -> Iterator[str]:

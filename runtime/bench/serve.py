@@ -325,7 +325,10 @@ async def _await_model(http: HttpClient, url: str, server: ServerOptions) -> str
 
 
 def _unreachable(url: str, error: OSError) -> str:
-    return f"No server at {url} ({error}): start one, or say where with --host and --port"
+    return (
+        f"No server at {url} ({error}): start one, or say where with --host and --port; see "
+        "docs/failures.md#connection-refused"
+    )
 
 
 async def _await_answer(

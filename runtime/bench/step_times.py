@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tqdm import tqdm
 
+from paged.models.config import resolve_dtype
 from paged.models.loading import ModelSource
 from paged.runtime.about import StartClock
 from paged.runtime.bench.ceilings import measure_ceilings
-from paged.runtime.bench.offline import config_of, device_name
+from paged.runtime.bench.offline import config_of, result_here
 from paged.runtime.bench.options import StepOptions
 from paged.runtime.bench.publish import publish
-from paged.runtime.bench.results import BenchResult, Ceilings, StepTime, now
+from paged.runtime.bench.results import BenchResult, Ceilings, StepTime
 from paged.runtime.bench.step_work import ModelWork
 from paged.runtime.bench.tables import steps_table
 from paged.runtime.buckets import Bucket
@@ -30,7 +31,7 @@ from paged.runtime.runner import SlotRequest, StepRunner
 from paged.runtime.sampling_params import SamplingParams
 from paged.runtime.sequence import Sequence as Running
 from paged.runtime.sequence import SequenceLimits
-from paged.runtime.setup import prepare
+from paged.runtime.setup import claim_devices, prepare
 from paged.runtime.steps import StepShapes
 
 # Steps that are enqueued before the last is waited for, as an engine enqueues them ahead.
@@ -67,25 +68,18 @@ def measure_steps(config: EngineConfig, options: StepOptions) -> BenchResult:
             "leave it out"
         )
     source = find_model(config)
+    # Before the pages take the device's memory.
+    device = claim_devices(config)[0]
+    ceilings = measure_ceilings(resolve_dtype(config.dtype, source.config, device.platform))
     runner, _, _ = prepare(config, source, StartClock(), progress=not options.disable_tqdm)
     try:
-        ceilings = measure_ceilings(runner.dtype)
         cases = list(_cases(runner.shapes, options))
         if not cases:
-            known = ", ".join(bucket.name for bucket in runner.shapes.buckets.all())
-            raise ConfigError(f"No step is of --buckets {' '.join(options.buckets)}: {known} are")
+            raise ConfigError(_nothing_left(runner.shapes, options))
         steps = tuple(_measure(runner, source, ceilings, cases, options))
     finally:
         runner.close()
-    return BenchResult(
-        command="steps",
-        date=now(),
-        model=source.name,
-        device=device_name(),
-        label=options.label or "",
-        steps=steps,
-        ceilings=ceilings,
-    )
+    return replace(result_here("steps", source.name, options), steps=steps, ceilings=ceilings)
 
 
 def step_lines(result: BenchResult) -> Iterator[str]:
@@ -109,6 +103,16 @@ def _cases(shapes: StepShapes, options: StepOptions) -> Iterator[Case]:
                 case = Case(bucket, lengths, context)
                 if _pages(case, shapes) * len(shapes.cache.windows) < shapes.cache.num_pages:
                     yield case
+
+
+def _nothing_left(shapes: StepShapes, options: StepOptions) -> str:
+    names = " ".join(options.buckets) or "all"
+    contexts = " ".join(map(str, options.contexts))
+    known = ", ".join(bucket.name for bucket in shapes.buckets.all())
+    return (
+        f"No step is left by --buckets {names} and --contexts {contexts}: there are {known}, and "
+        f"sequences of {shapes.max_model_len} tokens at most"
+    )
 
 
 def _rows(bucket: Bucket, context: int, max_model_len: int) -> Iterator[tuple[int, ...]]:

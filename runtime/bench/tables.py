@@ -95,7 +95,8 @@ def run_lines(runs: Sequence[RunResult]) -> Iterator[str]:
 
 def milliseconds(value: float) -> str:
     """With as many digits as matter."""
-    return f"{value:,.0f}" if value >= 10_000 else f"{value:,.2f}" if value >= 1 else f"{value:.3f}"
+    digits = 0 if value >= 1000 else 2 if value >= 1 else 3
+    return f"{value:,.{digits}f}"
 
 
 def _times_rows(name: str, metric: str, times: Mapping[str, Times]) -> Iterator[tuple[str, ...]]:

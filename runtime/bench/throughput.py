@@ -14,7 +14,7 @@ from paged.runtime.bench.metrics import RequestRecord, ServeSummary
 from paged.runtime.bench.offline import (
     EngineMeter,
     config_of,
-    device_name,
+    result_here,
     sampling,
     started_async_engine,
     started_llm,
@@ -22,7 +22,7 @@ from paged.runtime.bench.offline import (
 )
 from paged.runtime.bench.options import ThroughputOptions, WorkloadOptions
 from paged.runtime.bench.publish import publish
-from paged.runtime.bench.results import BenchResult, EngineReport, RunResult, now
+from paged.runtime.bench.results import EngineReport, RunResult
 from paged.runtime.bench.run_results import run_result
 from paged.runtime.bench.selection import select_requests
 from paged.runtime.config import EngineConfig
@@ -89,14 +89,7 @@ def run_throughput(args: argparse.Namespace) -> int:
     options = read_flags(ThroughputOptions, args)
     config = config_of(args)
     report = measure(config, read_flags(WorkloadOptions, args), options, seed=args.seed)
-    result = BenchResult(
-        command="throughput",
-        date=now(),
-        model=without_weights(config).name,
-        device=device_name(),
-        label=options.label or "",
-        runs=(report.run,),
-    )
+    result = result_here("throughput", without_weights(config).name, options, [report.run])
     publish(report.lines(), result, options, report.as_json())
     return 0
 

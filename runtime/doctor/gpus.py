@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,9 +57,24 @@ def cards(ask: Ask) -> list[Card]:
     told = ask([f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"])
     rows = [[cell.strip() for cell in line.split(",")] for line in (told or "").splitlines()]
     return [
-        Card(int(index), name, driver, int(total) * _MIB, int(used) * _MIB, capability)
+        Card(int(index), name, driver, _bytes(total), _bytes(used), capability)
         for index, name, driver, total, used, capability in rows
     ]
+
+
+def _bytes(mebibytes: str) -> int:
+    """0 for what the driver does not tell, as of GPUs that share the host's memory."""
+    return int(mebibytes) * _MIB if mebibytes.isdecimal() else 0
+
+
+def cuda_devices() -> int:
+    """How many GPUs CUDA sees. Raises OSError where it cannot be used."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    number = ctypes.c_int()
+    for code in (cuda.cuInit(0), cuda.cuDeviceGetCount(ctypes.byref(number))):
+        if code:
+            raise OSError(f"CUDA's driver answers with error {code}")
+    return number.value
 
 
 def visible(found: Sequence[Card], environment: Mapping[str, str]) -> list[Card]:

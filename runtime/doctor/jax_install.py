@@ -8,9 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from paged.runtime.device_probe import MEMORY_FRACTIONS, DeviceMemory, probe_device
 from paged.runtime.doctor.finding import Finding, ok, warning, wrong
-from paged.runtime.doctor.gpus import DRIVERS, Card
+from paged.runtime.doctor.gpus import DRIVERS, Card, cuda_devices
 from paged.runtime.errors import ConfigError
-from paged.runtime.memory import size_text
 
 
 def installed(package: str) -> str | None:
@@ -96,9 +95,16 @@ def check_environment(
 
 
 def check_device(
-    cards: Sequence[Card], probe: Callable[[], DeviceMemory] = probe_device
+    cards: Sequence[Card],
+    probe: Callable[[], DeviceMemory] = probe_device,
+    count: Callable[[], int] = cuda_devices,
 ) -> Iterator[Finding]:
-    """What JAX finds, asked in a process of its own that reserves no memory and ends at once."""
+    """What programs find: GPUs by CUDA, which makes no context here and so takes none of their
+    memory, as JAX would; without GPUs what JAX finds, asked in a process of its own.
+    """
+    if cards:
+        yield _by_cuda(cards, count)
+        return
     try:
         device = probe()
     except ConfigError as error:
@@ -109,14 +115,23 @@ def check_device(
             "JAX_PLATFORMS=cpu to do without a GPU.",
         )
         return
-    memory = f", {size_text(device.total)}" if device.total else ""
-    said = f"JAX finds {device.platform}: {device.kind}{memory}"
-    if cards and device.platform == "cpu":
-        yield wrong(
+    yield ok("device", f"JAX finds {device.platform}: {device.kind}")
+
+
+def _by_cuda(cards: Sequence[Card], count: Callable[[], int]) -> Finding:
+    try:
+        number = count()
+    except OSError as error:
+        return wrong(
             "device",
-            f"{said}, and {len(cards)} GPUs are here",
-            "Install the plugin (`pip install 'paged[cuda13]'` or cuda12), and unset "
-            "JAX_PLATFORMS.",
+            f"nvidia-smi lists {len(cards)} GPUs, and CUDA cannot use them: {error}",
+            "Look at `nvidia-smi` and `dmesg`; a driver that was updated wants a reboot, and a "
+            "container the toolkit of the host's driver.",
         )
-    else:
-        yield ok("device", said)
+    if number == 0:
+        return wrong(
+            "device",
+            f"nvidia-smi lists {len(cards)} GPUs, and CUDA sees none",
+            "Look at CUDA_VISIBLE_DEVICES, and at the permissions of /dev/nvidia*.",
+        )
+    return ok("device", f"CUDA sees {number} of {len(cards)} GPUs")

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from paged.models.chat_template import ChatTemplateError
 from paged.models.loading import CheckpointError, ModelNotFoundError, ModelSource
-from paged.models.tokenizer import TokenizerError
+from paged.models.tokenizer import Tokenizer, TokenizerError
 from paged.runtime.config import EngineConfig
 from paged.runtime.doctor.finding import Finding, ok, warning, wrong
 from paged.runtime.doctor.gpus import Card
 from paged.runtime.engine import find_model, load_tokenizer
 from paged.runtime.errors import ConfigError
 from paged.runtime.planning.gpus import find_gpu
-from paged.runtime.planning.plan import Workload, local_model, plan_for
+from paged.runtime.planning.planner import (
+    NOT_FETCHED,
+    Workload,
+    local_model,
+    plan_for,
+    without_the_hub,
+)
 from paged.runtime.pooling.setup import runs_pooling
 
+_WEIGHTS = "*.safetensors"
 _TEMPLATES = "docs/failures.md#other-answers-than-transformers"
 
 
@@ -37,21 +45,26 @@ def check_model(
         yield wrong("model", str(error), "Take a model of a family that docs/models.md lists.")
         return
     yield ok("model", f"{source.name}: {source.config.architecture}")
+    makes_text = not runs_pooling(config, source)
     yield from _check_weights(config, source)
-    yield from _check_tokenizer(config, source)
-    if not runs_pooling(config, source):
-        yield from _check_chat(config, source, template)
+    if not config.skip_tokenizer_init:
+        yield from _check_tokenizer(config, source, template, chats=makes_text)
+    if makes_text:
         yield from _check_fit(config, cards)
 
 
 def _not_found(config: EngineConfig, error: ModelNotFoundError) -> Finding:
-    if "a plan fetches nothing" not in str(error):
+    if NOT_FETCHED not in str(error):
         return wrong("model", str(error), "Name a folder with a config.json, or a hub id.")
     return warning(
         "model",
         f"{config.model} is not in the hub's cache, so that nothing of it could be looked at",
-        f"The first start fetches it; `hf download {config.model}` does so now.",
+        _fetch(config),
     )
+
+
+def _fetch(config: EngineConfig) -> str:
+    return f"The first start fetches it; `hf download {config.model}` does so now."
 
 
 def _check_weights(config: EngineConfig, source: ModelSource) -> Iterator[Finding]:
@@ -59,8 +72,12 @@ def _check_weights(config: EngineConfig, source: ModelSource) -> Iterator[Findin
         yield ok("weights", "random ones, as --load-format dummy says")
         return
     try:
-        find_model(config).open()
+        with without_the_hub():
+            find_model(config).open()
     except (CheckpointError, ConfigError, ModelNotFoundError) as error:
+        if _is_to_be_fetched(config, source):
+            yield warning("weights", "they are not in the hub's cache yet", _fetch(config))
+            return
         yield wrong(
             "weights",
             str(error),
@@ -70,11 +87,18 @@ def _check_weights(config: EngineConfig, source: ModelSource) -> Iterator[Findin
     yield ok("weights", f"the files of {source.name} are all there")
 
 
-def _check_tokenizer(config: EngineConfig, source: ModelSource) -> Iterator[Finding]:
-    if config.skip_tokenizer_init:
-        return
+def _is_to_be_fetched(config: EngineConfig, source: ModelSource) -> bool:
+    """Whether a model is the hub's, of which only what describes it is here."""
+    is_here = config.model is None or Path(config.model).expanduser().exists()
+    return not is_here and source.folder is not None and not any(source.folder.glob(_WEIGHTS))
+
+
+def _check_tokenizer(
+    config: EngineConfig, source: ModelSource, template: str | None, *, chats: bool
+) -> Iterator[Finding]:
     try:
-        tokenizer = load_tokenizer(config, source)
+        with without_the_hub():
+            tokenizer = load_tokenizer(config, source)
     except (TokenizerError, ModelNotFoundError) as error:
         yield wrong(
             "tokenizer",
@@ -84,17 +108,13 @@ def _check_tokenizer(config: EngineConfig, source: ModelSource) -> Iterator[Find
         )
         return
     yield ok("tokenizer", f"{tokenizer.vocab_size:,} tokens")
+    if chats:
+        yield from _check_chat(tokenizer, source, template)
 
 
 def _check_chat(
-    config: EngineConfig, source: ModelSource, template: str | None
+    tokenizer: Tokenizer, source: ModelSource, template: str | None
 ) -> Iterator[Finding]:
-    if config.skip_tokenizer_init:
-        return
-    try:
-        tokenizer = load_tokenizer(config, source)
-    except (TokenizerError, ModelNotFoundError):
-        return  # which was said already
     if not tokenizer.eos_token_ids | source.eos_token_ids:
         yield warning(
             "end of answers",

@@ -16,7 +16,7 @@ from paged.runtime.planning.gpus import GPUS, find_gpu
 from paged.runtime.planning.levers import levers, remedies
 from paged.runtime.planning.options import PlanOptions
 from paged.runtime.planning.picture import svg
-from paged.runtime.planning.plan import Workload, plan_for
+from paged.runtime.planning.planner import Workload, plan_for
 from paged.runtime.planning.report import as_json, lever_table, report
 from paged.runtime.planning.traps import warnings
 

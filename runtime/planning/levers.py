@@ -9,7 +9,7 @@ from typing import Any
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
 from paged.runtime.planning.gpus import Gpu
-from paged.runtime.planning.plan import Plan, Workload, plan_for
+from paged.runtime.planning.planner import Plan, Workload, plan_for
 
 _FP8_CAPABILITY = 8.9
 _ROOMY_SHARE = 0.95
@@ -48,9 +48,13 @@ def remedies(config: EngineConfig, gpu: Gpu, workload: Workload) -> list[Lever]:
         *({"quantization": method} for method in fewer_bits if config.quantization is None),
         *({"tensor_parallel_size": number} for number in _DEVICES),
     ]
-    both = [{**change, "max_model_len": -1} for change in single[1:]]
-    made = [_lever(config, gpu, workload, change) for change in (*single, *both)]
-    return [each for each in made if each.plan is not None]
+    made = [_lever(config, gpu, workload, change) for change in single]
+    shorter = [
+        _lever(config, gpu, workload, {**change, "max_model_len": -1})
+        for change, alone in zip(single, made, strict=True)
+        if alone.plan is None
+    ]
+    return [each for each in (*made, *shorter) if each.plan is not None]
 
 
 def _lever(config: EngineConfig, gpu: Gpu, workload: Workload, change: dict[str, Any]) -> Lever:

@@ -7,9 +7,17 @@ from html import escape
 
 from paged.runtime.memory import size_text
 from paged.runtime.planning.levers import Lever
-from paged.runtime.planning.plan import Plan
+from paged.runtime.planning.planner import Plan
 
-_GLYPHS = {"weights": "█", "slot_state": "▓", "step_memory": "▒", "kv_pages": "░"}
+GLYPHS = {
+    "weights": "█",
+    "slot_state": "▓",
+    "step_memory": "▒",
+    "host_transfers": "▞",
+    "kv_pages": "░",
+    "unused": " ",
+}
+"""What stands for each share of the memory in a terminal."""
 # Told apart in grey and by whoever sees no red or green, too.
 _COLOURS = {
     "weights": "#30567d",
@@ -43,16 +51,14 @@ def words(name: str) -> str:
 
 
 def bar(plan: Plan, width: int) -> str:
-    """The shares as so many characters, each what takes most of its part; none is left out."""
+    """The shares as so many characters, at least one for each of them."""
     shares = {name: size for name, size in shares_of(plan).items() if size}
-    total = sum(shares.values())
-    ends, end = [], 0
-    for size in shares.values():
-        end += size
-        ends.append(round(width * end / total))
-    starts = [0, *ends[:-1]]
-    parts = zip(shares, starts, ends, strict=True)
-    return "".join(_GLYPHS.get(name, " ") * (end - start) for name, start, end in parts)
+    total, passed, end, text = sum(shares.values()), 0, 0, ""
+    for after, (name, size) in zip(reversed(range(len(shares))), shares.items(), strict=True):
+        passed += size
+        start, end = end, min(max(round(width * passed / total), end + 1), width - after)
+        text += GLYPHS[name] * (end - start)
+    return text
 
 
 def svg(plan: Plan, levers: Sequence[Lever]) -> str:

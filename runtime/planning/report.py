@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import shorten
 from typing import Any
 
 from paged.runtime.memory import size_text
 from paged.runtime.planning.levers import Lever
-from paged.runtime.planning.picture import bar, shares_of, words
-from paged.runtime.planning.plan import Plan
+from paged.runtime.planning.picture import GLYPHS, bar, shares_of, words
+from paged.runtime.planning.planner import Plan
 
 _WIDTH = 60
+_REASON = 72
 
 
 def report(plan: Plan, levers: Sequence[Lever], warnings: Sequence[str]) -> str:
@@ -65,10 +67,10 @@ def _title(plan: Plan) -> str:
 
 def _memory(plan: Plan) -> str:
     each = " of each GPU" if plan.memory.num_devices > 1 else ""
-    shares = {words(name): size for name, size in shares_of(plan).items() if size}
     rows = [
-        (f"  {name}", size_text(size), f"{size / plan.gpu.usable:.1%}")
-        for name, size in shares.items()
+        (f"  {GLYPHS[name]} {words(name)}", size_text(size), f"{size / plan.gpu.usable:.1%}")
+        for name, size in shares_of(plan).items()
+        if size
     ]
     heading = f"Memory{each}, {size_text(plan.gpu.usable)} as CUDA counts it:"
     return "\n".join([heading, f"  [{bar(plan, _WIDTH)}]", _table(rows)])
@@ -126,8 +128,8 @@ def _levers(plan: Plan, levers: Sequence[Lever]) -> str:
 def _lever_row(lever: Lever) -> tuple[str, ...]:
     made = lever.plan
     if made is None:
-        reason = lever.refusal.partition(".")[0]
-        return (lever.flag, f"no: {reason[:_WIDTH]}")
+        reason = lever.refusal.partition(". ")[0]
+        return (lever.flag, f"no: {shorten(reason, _REASON, placeholder=' ...')}")
     return (
         lever.flag,
         f"{made.kv_cache_tokens:,}",

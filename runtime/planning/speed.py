@@ -25,6 +25,7 @@ _HALF_ATTEND = 1500
 # Shares of a link's bandwidth, and of the host's bus, of which one direction is used.
 _LINK = 0.29
 _BUS = 0.43
+_ONE_WAY = 0.5
 # Seconds of a layer beside its bytes: attention, norms and the like, activations put into 8 bits.
 _ATTENTION = 10e-6
 _BETWEEN = 13e-6
@@ -110,15 +111,17 @@ class Speed:
         head = rows * work.head_flop / gpu.flops16
         multiply = layer_flop / self._rate + head
         slow = _READ_TO_UNPACK if work.products == "unpacked" else _READ
+        # What is expanded is written and read again.
+        others = work.head_bytes + 2 * work.expanded_bytes
         products = max(
-            layers / gpu.bandwidth / slow + work.head_bytes / gpu.bandwidth / _READ,
+            layers / gpu.bandwidth / slow + others / gpu.bandwidth / _READ,
             (layer_flop - expert_flop) / self._rate / _MULTIPLY
             + expert_flop / self._rate / _MULTIPLY_EXPERTS
             + head / _MULTIPLY,
         )
         least_of_all = max(work.mixtures * _MIXTURE_LAUNCH, self._copies)
         return StepTime(
-            floor=max(read, multiply) + least,
+            floor=max(max(read, multiply) + least, self._copies * _BUS / _ONE_WAY),
             products=products,
             attention=attention,
             rest=max(self._rest(tokens), least_of_all - products - attention),

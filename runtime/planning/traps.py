@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from paged.runtime.backend import slower_paths
 from paged.runtime.division import weight_shapes
 from paged.runtime.memory import size_text
-from paged.runtime.planning.plan import Plan
+from paged.runtime.planning.planner import Plan
 
 _HIGH_SHARE, _LOW_SHARE = 0.95, 0.5
 _LOW_PAGES = 0.1  # of the budget
@@ -27,9 +27,11 @@ def warnings(plan: Plan) -> list[str]:
 def _lengths(plan: Plan) -> Iterator[str]:
     length, longest = plan.workload.length, plan.memory.max_model_len
     if length > longest:
+        most = plan.source.config.context_length
+        remedy = "Raise it." if longest < most else "The model was made for no more."
         yield (
             f"A typical request has {length:,} tokens, more than --max-model-len {longest}: its "
-            "prompt would be refused or its answer cut. Raise --max-model-len."
+            f"prompt would be refused or its answer cut. {remedy}"
         )
     elif longest > _LONGER * length:
         yield (
@@ -140,7 +142,8 @@ def _steps(plan: Plan) -> Iterator[str]:
         yield (
             f"A step of --max-num-batched-tokens {tokens} takes {milliseconds:.0f} ms, which "
             "everyone who is decoding waits for when long prompts come. Lower it, or cap what one "
-            "prompt has of a step with --long-prefill-token-threshold."
+            "prompt has of a step with --long-prefill-token-threshold: see "
+            "docs/failures.md#slow-tokens-under-load."
         )
     if tokens < _FEW_TOKENS:
         yield (
@@ -155,7 +158,8 @@ def _steps(plan: Plan) -> Iterator[str]:
     if not plan.config.enable_prefix_caching:
         yield (
             "--no-enable-prefix-caching computes shared system prompts anew for every request; the "
-            "cache costs nothing when nothing is shared."
+            "cache costs nothing when nothing is shared: see "
+            "docs/failures.md#low-prefix-hit-rate."
         )
 
 

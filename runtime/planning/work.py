@@ -17,15 +17,16 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from paged.models.config import ModelConfig
-from paged.models.experts import Routing
+from paged.models.experts import Routing, slower_products
 from paged.models.mesh import shares
-from paged.models.quantized import ChannelScaled, TileScaled
+from paged.models.quantized import ChannelScaled, TileScaled, expanded_weights
 from paged.models.registry import get_family
-from paged.models.spread import spread_specs
+from paged.models.spread import spread_shapes, spread_specs
 from paged.models.weights import Portable, param_shapes
 
-Products = Literal["full", "fp8", "int8", "unpacked"]
-"""What layers multiply in: 16 bits or more, 8 bits, or 16 after fewer have been unpacked."""
+Products = Literal["full", "fp8", "int8", "unpacked", "expanded"]
+"""What layers multiply in: 16 bits or more, 8 bits, or 16 after fewer have been unpacked, by the
+kernel that multiplies or, before it, in memory."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Work:
         mixtures: layers that have experts.
         routing: how tokens choose them; None where there are none.
         products: of the layers.
+        expanded_bytes: weights as they are once expanded in memory; 0 where they are not.
+        all_experts: every token is multiplied by every expert, for want of a kernel.
         devices: that share the model.
     """
 
@@ -62,6 +65,8 @@ class Work:
     mixtures: int
     routing: Routing | None
     products: Products
+    expanded_bytes: int
+    all_experts: bool
     devices: int
 
     @property
@@ -75,28 +80,36 @@ class Work:
 
     def expert_bytes_of(self, tokens: int) -> float:
         """Weights of the experts that so many tokens choose, if they do so at random."""
-        if self.routing is None:
-            return 0.0
+        if self.routing is None or self.all_experts:
+            return float(self.expert_bytes)
         left_out = (1 - self.routing.num_chosen / self.routing.num_experts) ** tokens
         return self.expert_bytes * (1 - left_out)
 
 
 def work_of(
-    model: ModelConfig, dtype: jnp.dtype, mesh: Mesh | AbstractMesh | None, kv_bytes: float
+    model: ModelConfig,
+    dtype: jnp.dtype,
+    mesh: Mesh | None,
+    device: jax.Device,
+    kv_bytes: float,
 ) -> Work:
     """What a model in `dtype` is for each device of a mesh; None for one device.
 
     Args:
+        device: one of them, or what stands for it.
         kv_bytes: of a token in the pages of a layer of each.
     """
     specs, plain = specs_of(model), specs_of(replace(model, quantization=None))
     stored, numbers = _Sizes.of(specs, model, dtype, mesh), _Sizes.of(plain, model, None, mesh)
     devices, routing = 1 if mesh is None else mesh.size, routing_of(model)
     mixtures = sum(any(map(_is_of_experts, jax.tree.leaves(layer))) for layer in plain.layers)
+    shapes = spread_shapes(specs, model, dtype, mesh)
+    all_experts = bool(slower_products(shares(shapes), device))
     expert_flop = 0.0
     if routing is not None:
-        each = 6 * model.hidden_size * routing.expert_size * routing.num_chosen
-        expert_flop = mixtures * each / devices
+        multiplied = routing.num_experts if all_experts else routing.num_chosen
+        expert_flop = mixtures * multiplied * _expert_flop(model, routing) / devices
+    products = "expanded" if expanded_weights(shapes, device) else _products(specs)
     heads = model.num_heads / devices
     return Work(
         layer_bytes=stored.layers,
@@ -111,7 +124,9 @@ def work_of(
         width=model.hidden_size,
         mixtures=mixtures,
         routing=routing,
-        products=_products(specs),
+        products=products,
+        expanded_bytes=numbers.layers * dtype.itemsize if products == "expanded" else 0,
+        all_experts=all_experts,
         devices=devices,
     )
 
@@ -126,6 +141,11 @@ def routing_of(model: ModelConfig) -> Routing | None:
     """How tokens choose experts, or None of a model without."""
     found = getattr(model.extras, "routing", model.extras)
     return found if isinstance(found, Routing) else None
+
+
+def _expert_flop(model: ModelConfig, routing: Routing) -> float:
+    """Products of a token with one expert: gate, up and down projection."""
+    return 2 * 3 * model.hidden_size * routing.expert_size
 
 
 @dataclass(frozen=True)

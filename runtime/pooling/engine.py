@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Self
+
+from msgspec.structs import replace
 
 from paged.models.tokenizer import Tokenizer
 from paged.runtime.config import EngineConfig
 from paged.runtime.engine import find_model, load_tokenizer
 from paged.runtime.errors import EngineDead
+from paged.runtime.keeper import Keeper, Keeping
 from paged.runtime.messages import EngineStats
 from paged.runtime.pooling.abilities import Abilities
 from paged.runtime.pooling.comparison import Comparison
@@ -50,20 +53,37 @@ class PoolingEngine:
         *,
         max_waiting: int | None = None,
         max_waiting_tokens: int | None = None,
+        again: Callable[[], Runner] | None = None,
+        keeping: Keeping | None = None,
     ) -> None:
         self.reader = reader
         self.abilities = abilities
-        self._worker = Worker(runner, grid, max_waiting, max_waiting_tokens)
+
+        def work(runner: Runner) -> Worker:
+            return Worker(runner, grid, max_waiting, max_waiting_tokens)
+
+        def work_again() -> Worker:
+            assert again is not None, "what cannot be made again is not kept"
+            return work(again())
+
+        self._keeper = Keeper(work(runner), work_again, keeping)
         # At interpreter exit, while JAX is still there, and when nobody holds the engine.
-        self._shutdown = weakref.finalize(self, self._worker.shutdown)
+        self._shutdown = weakref.finalize(self, self._keeper.shutdown)
 
     @classmethod
-    def from_config(cls, config: EngineConfig, *, separate_process: bool = False) -> Self:
+    def from_config(
+        cls,
+        config: EngineConfig,
+        *,
+        separate_process: bool = False,
+        keeping: Keeping | None = None,
+    ) -> Self:
         """Find the model, load and compile it.
 
         Args:
             separate_process: whether the device is for a process of its own; this one leaves it
                 alone then.
+            keeping: what is done when that dies or hangs; None to let the engine die.
 
         Raises:
             ConfigError: flags that do not go together or do not fit the device.
@@ -77,23 +97,21 @@ class PoolingEngine:
         tokenizer = None if config.skip_tokenizer_init else load_tokenizer(config, source)
         apart = prepare_apart(config) if separate_process else None
         ready = apart or prepare_pooling(config, source)
-        reader = Reader(
-            tokenizer=tokenizer,
-            max_model_len=ready.max_model_len,
-            vocab_size=source.config.vocab_size,
-            lowercase=ready.lowercase,
-        )
-        engine = cls(
-            reader,
+        return cls(
+            Reader(
+                tokenizer=tokenizer,
+                max_model_len=ready.max_model_len,
+                vocab_size=source.config.vocab_size,
+                lowercase=ready.lowercase,
+            ),
             ready.abilities,
             ready.runner,
             ready.grid,
             max_waiting=config.max_waiting,
             max_waiting_tokens=config.max_waiting_tokens,
+            again=lambda: prepare_apart(config).runner,
+            keeping=keeping,
         )
-        if apart is not None:
-            apart.runner.watch(engine._worker.die)
-        return engine
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -106,17 +124,18 @@ class PoolingEngine:
 
     @property
     def errored(self) -> bool:
-        return self.dead_error is not None
+        """Whether the engine has died for good."""
+        return self._keeper.errored
 
     @property
     def trouble(self) -> str | None:
         """Why requests cannot be served now, None if they can: what follows "The engine"."""
-        return "has stopped; see the server's log" if self.errored else None
+        return self._keeper.trouble
 
     @property
     def dead_error(self) -> EngineDead | None:
         """What the engine died of; None while it lives and after a shutdown."""
-        return self._worker.dead_error
+        return self._keeper.thread.dead_error
 
     @property
     def about(self) -> None:
@@ -124,7 +143,7 @@ class PoolingEngine:
         return None
 
     def stats(self) -> EngineStats:
-        return self._worker.stats()
+        return replace(self._keeper.thread.stats(), num_restarts=self._keeper.num_restarts)
 
     def embed(
         self,
@@ -140,6 +159,7 @@ class PoolingEngine:
         Raises:
             InvalidRequest: the model gives no such vectors.
             EngineDead: the engine died or was shut down.
+            EngineRestarting: it died, and another one is being started.
             Overloaded: too many texts wait.
         """
         self.abilities.check_embeds()
@@ -155,7 +175,7 @@ class PoolingEngine:
                 for text, vector in zip(texts, cut, strict=True)
             ]
 
-        return self._worker.submit(texts, finish, advance)
+        return self._keeper.living().submit(texts, finish, advance)
 
     def compare(self, pairs: Sequence[tuple[str, str]], truncate: int | None = None) -> Comparison:
         """Make one pair or more of texts ready to be scored. Raises as `reader` does."""
@@ -170,9 +190,10 @@ class PoolingEngine:
 
         Raises:
             EngineDead: the engine died or was shut down.
+            EngineRestarting: it died, and another one is being started.
             Overloaded: too many texts wait.
         """
-        return self._worker.submit(comparison.texts, comparison.outputs, advance)
+        return self._keeper.living().submit(comparison.texts, comparison.outputs, advance)
 
     def shutdown(self) -> None:
         """End running requests with EngineDead and free the device. Idempotent."""

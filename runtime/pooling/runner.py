@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -87,6 +88,9 @@ class PoolingRunner:
     @property
     def num_compiles(self) -> int:
         return num_compiles() - self._compiles_at_start
+
+    def watch(self, when_gone: Callable[[str], object]) -> None:
+        """Nothing: it goes with this process."""
 
     def launch(self, batch: Batch) -> Launched:
         return self.launch_packed(batch.shape, pack(batch))

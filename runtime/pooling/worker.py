@@ -41,6 +41,9 @@ class Runner(Protocol):
     def num_compiles(self) -> int:
         """Programs compiled since it was made; 0 unless something is wrong."""
 
+    def watch(self, when_gone: Callable[[str], object]) -> None:
+        """Have it said when its process has ended, if it has one, and how."""
+
     def launch(self, batch: Batch) -> Launched: ...
     def kill(self, reason: str) -> None:
         """Die, even in the middle of a batch, if that can be done; called from any thread."""
@@ -86,6 +89,7 @@ class Worker:
         self.dead_error: EngineDead | None = None
         self._max_waiting, self._max_waiting_tokens = max_waiting, max_waiting_tokens
         self._rate, self._last_read = DrainRate(), 0.0
+        self._last_news = time.monotonic()
         self._runner = runner
         self._waiting = Waiting(grid)
         self._live: set[Request[Any]] = set()
@@ -99,6 +103,26 @@ class Worker:
         run = partial(copy_context().run, self._run)  # log lines there are about the same model
         self._thread = threading.Thread(target=run, name="paged-pooling", daemon=True)
         self._thread.start()
+        runner.watch(self.die)
+
+    @property
+    def num_steps(self) -> int:
+        return self._counts.steps
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last news of a batch, while texts wait for one; else 0."""
+        is_busy = self._counts.running or len(self._waiting)
+        return time.monotonic() - self._last_news if is_busy else 0.0
+
+    def check_running(self) -> None:
+        """Raises EngineDead if it was shut down or has died."""
+        if self._closed is not None:
+            raise EngineDead(self._closed)
+
+    def kill(self, reason: str) -> None:
+        """Have it die, though a batch hangs; see `Runner.kill`."""
+        self._runner.kill(reason)
 
     def submit[T](
         self,
@@ -114,9 +138,10 @@ class Worker:
         """
         request: Request[T] = Request(texts, finish, advance)
         with self._changed:
-            if self._closed is not None:
-                raise EngineDead(self._closed)
+            self.check_running()
             self._check_room(texts)
+            if not self.silence:
+                self._last_news = time.monotonic()
             self._live.add(request)
             self._waiting.add(request)
             self._changed.notify()
@@ -209,8 +234,8 @@ class Worker:
             self._read(*self._in_flight.popleft())
 
     def _launch(self, batch: Batch) -> None:
-        self._in_flight.append(_InFlight(batch, self._runner.launch(batch)))
         self._counts.running += len(batch.texts)
+        self._in_flight.append(_InFlight(batch, self._runner.launch(batch)))
         self._counts.steps += 1
         self._counts.tokens += sum(len(text.tokens.token_ids) for text in batch.texts)
 
@@ -220,7 +245,7 @@ class Worker:
         if len(self._waiting):
             num_tokens = sum(len(text.tokens.token_ids) for text in batch.texts)
             self._rate.observe(num_tokens, now - self._last_read)
-        self._last_read = now
+        self._last_read = self._last_news = now
         self._counts.running -= len(batch.texts)
         for text, vector in zip(batch.texts, vectors, strict=False):  # rows may be empty
             text.request.deliver(text.place, vector)

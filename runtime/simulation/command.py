@@ -11,9 +11,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from paged.runtime.bench.publish import write_text
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import read_flags
-from paged.runtime.simulation import plots, report
+from paged.runtime.simulation import report
 from paged.runtime.simulation.autoscaling import Autoscaling
 from paged.runtime.simulation.fleet import EngineShape, Fleet
 from paged.runtime.simulation.inputs import describe, engine_of, shape_of, trace_of
@@ -24,6 +25,7 @@ from paged.runtime.simulation.options import (
     ScalingOptions,
     TraceOptions,
 )
+from paged.runtime.simulation.page import fleet_page
 from paged.runtime.simulation.report import Summary, summarize
 from paged.runtime.simulation.traces import Tree, num_turns
 
@@ -36,15 +38,14 @@ def run(args: argparse.Namespace) -> int:
     """
     engine_options, trace_options = read_flags(EngineOptions, args), read_flags(TraceOptions, args)
     output = read_flags(OutputOptions, args)
-    _check_plot(output.plot)
     engine = engine_of(engine_options)
     shape, trace = shape_of(engine, engine_options), trace_of(trace_options)
     about = describe(engine, trace, trace_options)
-    sys.stdout.write("".join(f"{line}\n" for line in (*about, "", report.head())))
+    sys.stdout.write("".join(f"{line}\n" for line in (*about, "", report.line(report.columns()))))
     summaries = []
     for summary in _simulate(shape, trace, args, output):
         summaries.append(summary)
-        sys.stdout.write(report.row(summary) + "\n")
+        sys.stdout.write(report.line(report.cells(summary)) + "\n")
         sys.stdout.flush()
     _tell(summaries, about, output)
     return 0
@@ -57,7 +58,7 @@ def _simulate(
     fleet, seconds = read_flags(FleetOptions, args), read_flags(TraceOptions, args).seconds
     scaling = read_flags(ScalingOptions, args)
     sizes = fleet.replicas
-    if len(sizes) == 1 and scaling.max_replicas is None:
+    if len(sizes) == 1 and fleet.next_replica and scaling.max_replicas is None:
         sizes = (sizes[0], sizes[0] + 1)
     total = sum(num_turns(each.first) for each in trace)
     for routing, size in product(fleet.routing, sizes):
@@ -98,15 +99,8 @@ def _rule(options: ScalingOptions, least: int) -> Autoscaling | None:
 def _tell(summaries: Sequence[Summary], about: Sequence[str], output: OutputOptions) -> None:
     lines = ["", *report.what_more_buys(summaries)]
     sys.stdout.write("".join(f"{line}\n" for line in lines if line or len(lines) > 1))
-    if output.json is not None:
+    if output.output_json is not None:
         found = {"about": about, "runs": [each.as_json() for each in summaries]}
-        Path(output.json).write_text(json.dumps(found, indent=2) + "\n")
-    if output.plot is not None:
-        is_page = output.plot.endswith(".html")
-        drawn = plots.page(summaries, about) if is_page else plots.image(summaries)
-        Path(output.plot).write_text(drawn)
-
-
-def _check_plot(name: str | None) -> None:
-    if name is not None and not name.endswith((".html", ".svg")):
-        raise ConfigError(f"--plot must end with .html or .svg, got {name!r}")
+        write_text(Path(output.output_json), json.dumps(found, indent=2) + "\n")
+    if output.html is not None:
+        write_text(Path(output.html), fleet_page(summaries, about))

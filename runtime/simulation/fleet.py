@@ -184,7 +184,7 @@ class Fleet:
         self._members: dict[str, _Member] = {}  # those that start or take requests
         self._open: dict[Sequence, _Open] = {}
         self._names, self._ids, self._pieces = count(), count(), count(_FIRST_OWN)
-        self._num_pauses = 0  # turns that will come, and trees
+        self._num_to_come = 0  # turns and trees
         self._until = float("inf")
         for _ in range(num_replicas):
             self._join(self._new_member())
@@ -209,7 +209,7 @@ class Fleet:
         tree = next(trees, None)
         if tree is None:
             return
-        self._num_pauses += 1
+        self._num_to_come += 1
 
         def begin() -> None:
             self._ask(tree.first, tree.prompt, [])
@@ -219,7 +219,7 @@ class Fleet:
 
     def _ask(self, turn: Turn, before: list[int], hashes: list[bytes]) -> None:
         """A turn comes, to what was said before, whose full pages have these hashes."""
-        self._num_pauses -= 1
+        self._num_to_come -= 1
         if self._timeline.now >= self._until:
             return
         tokens = before + tokens_of(next(self._pieces), turn.num_new)
@@ -229,17 +229,22 @@ class Fleet:
         page_size, now = self._shape.page_size, self._timeline.now
         hashes = hashes.copy()
         extend_hashes(hashes, tokens[len(hashes) * page_size :], page_size)
+        member = self._route(hashes)
+        limits = SequenceLimits(turn.num_output)
+        sequence = Sequence(next(self._ids), tokens, limits, arrival=now, page_hashes=hashes)
+        self._open[sequence] = _Open(member, turn, tokens)
+        member.replica.add(sequence)
+        if member.replica.is_idle:
+            self._launch(member)
+
+    def _route(self, hashes: list[bytes]) -> _Member:
+        """Where a prompt with these page hashes is sent."""
         routed = hashes[self._stride - 1 :: self._stride]
         name = self._router.choose(routed)
         self._router.sent(routed, name)
         member = self._members[name]
-        limits = SequenceLimits(turn.num_output)
-        sequence = Sequence(next(self._ids), tokens, limits, arrival=now, page_hashes=hashes)
-        self._open[sequence] = _Open(member, turn, tokens)
         member.num_open += 1
-        member.replica.add(sequence)
-        if member.replica.is_idle:
-            self._launch(member)
+        return member
 
     def _launch(self, member: _Member) -> None:
         end = member.replica.launch(self._timeline.now)
@@ -265,7 +270,7 @@ class Fleet:
         member.num_open -= 1
         if member.is_leaving and not member.num_open:
             self._gone(member, now)
-        self._num_pauses += len(request.turn.then)
+        self._num_to_come += len(request.turn.then)
         said = request.tokens + sequence.outputs if request.turn.then else []
         for turn in request.turn.then:
             ask = partial(self._ask, turn, said, sequence.page_hashes)
@@ -292,10 +297,11 @@ class Fleet:
         for _ in range(wanted - len(staying)):
             member = self._new_member()
             timeline.at(timeline.now + rule.start_seconds, partial(self._join, member))
-        staying.sort(key=lambda each: each.num_open)
+        # Those that take no requests yet go first: never the last that does.
+        staying.sort(key=lambda each: (each.name in self._router.replicas, each.num_open))
         for member in staying[: max(len(staying) - wanted, 0)]:
             self._leave(member)
-        if self._open or self._num_pauses:
+        if self._open or self._num_to_come:
             timeline.at(timeline.now + rule.interval, self._look)
 
     def _leave(self, member: _Member) -> None:

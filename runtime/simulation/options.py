@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from paged.runtime.bench.options import OutputOptions as BenchOutput
 from paged.runtime.bench.options import count, finite, goal
 from paged.runtime.config import EngineConfig
 from paged.runtime.flags import option, same_option
@@ -49,9 +50,12 @@ class FleetOptions:
     replicas: tuple[int, ...] = option(
         (1,),
         "How many engines: one number, or several to be simulated in turn (1,2,4 or 1-8); default "
-        "1. After one number, one more is simulated too: what it buys is told.",
+        "1.",
         type=counts,
         metavar="COUNTS",
+    )
+    next_replica: bool = option(
+        True, "After one number, simulate one replica more, and tell what it buys."
     )
     routing: tuple[Policy, ...] = option(
         ("prefix",),
@@ -154,8 +158,6 @@ class OutputOptions:
         nargs="+",
         metavar="METRIC:MS",
     )
-    json: str | None = option(None, "Also write all figures to this file.")
-    plot: str | None = option(
-        None, "Also draw them: a page that needs nothing else (.html), or an image (.svg)."
-    )
-    disable_tqdm: bool = option(False, "No progress bar.")
+    output_json: str | None = option(None, "Also write all figures to this file.")
+    html: str | None = same_option(BenchOutput, "html")
+    disable_tqdm: bool = same_option(BenchOutput, "disable_tqdm")

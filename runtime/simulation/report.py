@@ -136,16 +136,21 @@ _COLUMNS = (
 )
 
 
-def head() -> str:
+def columns() -> tuple[str, ...]:
     """Of the table."""
-    return "".join(f"{name:>{width}}" for name, width in _COLUMNS)
+    return tuple(name for name, _ in _COLUMNS)
 
 
-def row(each: Summary) -> str:
-    """Of the table."""
+def line(texts: Sequence[str]) -> str:
+    """Of the table: its columns, or the cells of a run."""
+    return "".join(f"{text:>{width}}" for text, (_, width) in zip(texts, _COLUMNS, strict=True))
+
+
+def cells(each: Summary) -> tuple[str, ...]:
+    """Of a run, by column."""
     ttft, tpot = each.milliseconds["ttft"], each.milliseconds["tpot"]
     is_fixed = abs(each.mean_replicas - each.replicas) < 0.005 * each.replicas
-    cells = (
+    return (
         f"{each.replicas}" if is_fixed else f"~{each.mean_replicas:.1f}",
         each.routing,
         f"{each.request_rate:,.1f}",
@@ -161,13 +166,19 @@ def row(each: Summary) -> str:
         f"{each.preemptions:,}",
         f"{each.gpu_hours:,.2f}",
     )
-    return "".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
+
+
+def by_routing(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
+    """The runs under each routing, by their replicas."""
+    return {
+        routing: sorted((s for s in summaries if s.routing == routing), key=lambda s: s.replicas)
+        for routing in dict.fromkeys(each.routing for each in summaries)
+    }
 
 
 def what_more_buys(summaries: Sequence[Summary]) -> Iterator[str]:
     """A line for each step to more replicas under the same routing."""
-    for routing in dict.fromkeys(each.routing for each in summaries):
-        runs = sorted((s for s in summaries if s.routing == routing), key=lambda s: s.replicas)
+    for runs in by_routing(summaries).values():
         for fewer, more in pairwise(runs):
             yield _bought(fewer, more)
 

@@ -15,6 +15,7 @@ from typing import Any
 from paged.runtime.bench.load import arrival_times
 from paged.runtime.bench.offline import config_of, without_weights
 from paged.runtime.bench.options import ArrivalOptions
+from paged.runtime.bench.publish import write_text
 from paged.runtime.bench.workload_file import read_workload
 from paged.runtime.bench.workloads import BenchRequest, IdRange
 from paged.runtime.config import EngineConfig
@@ -23,7 +24,8 @@ from paged.runtime.flags import read_flags
 from paged.runtime.tune.journal import Journal, Task
 from paged.runtime.tune.levers import LEVERS
 from paged.runtime.tune.options import TuneOptions
-from paged.runtime.tune.report import Findings, line_of, summary, write_findings
+from paged.runtime.tune.page import evidence
+from paged.runtime.tune.report import CONFIG, PAGE, Findings, as_yaml, line_of, summary
 from paged.runtime.tune.search import Search
 from paged.runtime.tune.workbench import Load, Workbench
 
@@ -73,8 +75,9 @@ def tune(config: EngineConfig, options: TuneOptions) -> Findings:
         is_cut_short=search.is_cut_short,
     )
     if findings.best is not None:
-        write_findings(findings, folder)
-        sys.stdout.writelines(f"{line}\n" for line in summary(findings, folder))
+        write_text(folder / CONFIG, as_yaml(findings))
+        write_text(folder / PAGE, evidence(findings, options.output_dir))
+        sys.stdout.writelines(f"{line}\n" for line in summary(findings, options.output_dir))
     return findings
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from paged.runtime.bench.results import Value
@@ -13,7 +12,8 @@ from paged.runtime.config import EngineConfig
 from paged.runtime.tune.levers import LEVERS, Values
 from paged.runtime.tune.search import Trial, Verdict, changed
 
-CONFIG = "flags.yaml"
+CONFIG, PAGE = "flags.yaml", "report.html"
+"""The files that a tune leaves, beside its runs."""
 _COSTLY = {lever.name for lever in LEVERS if lever.costs_precision}
 
 
@@ -91,19 +91,24 @@ def _as_flag(name: str, value: Any) -> str:
     return f"--{flag} {value}"
 
 
-def write_findings(findings: Findings, folder: Path) -> None:
-    """Write the files."""
-    (folder / CONFIG).write_text(_as_yaml({"model": findings.model, **findings.flags}))
+def as_yaml(findings: Findings) -> str:
+    """The flags as a file for `--config`, of whose language JSON's values are a part."""
+    lines = [
+        f"{name.replace('_', '-')}: {json.dumps(value)}\n"
+        for name, value in {"model": findings.model, **findings.flags}.items()
+        if value is not None
+    ]
+    return "".join(lines) or "{}\n"
 
 
-def summary(findings: Findings, folder: Path) -> Iterator[str]:
+def summary(findings: Findings, folder: str) -> Iterator[str]:
     """Lines that sum it all up, of a tune whose baseline ran."""
     assert findings.best is not None
     gained = changed(findings.best.values, findings.baseline)
     model = f" {findings.model}" if findings.model else ""
     if gained:
         yield f"Best: paged serve{model} {as_flags(findings.flags)}"
-        yield f"The same in a file: paged serve --config {folder / CONFIG}"
+        yield f"The same in a file: paged serve --config {folder}/{CONFIG}"
     else:
         yield "Best: the flags given. Nothing gained."
     costly = [v.trial.lever for v in findings.verdicts if v.is_kept and v.trial.lever in _COSTLY]
@@ -112,15 +117,6 @@ def summary(findings: Findings, folder: Path) -> Iterator[str]:
             f"Answers change by {' and '.join(costly)}: look at docs/quantization.md, or tune with "
             "--keep-precision"
         )
+    yield f"Every trial as a picture: {folder}/{PAGE}"
     if findings.is_cut_short:
         yield "There would have been more to try: the same command with a larger --max-runs goes on"
-
-
-def _as_yaml(values: Mapping[str, Value]) -> str:
-    """Flags in a file for `--config`, of which JSON's values are a part of the language."""
-    lines = [
-        f"{name.replace('_', '-')}: {json.dumps(value)}\n"
-        for name, value in values.items()
-        if value is not None
-    ]
-    return "".join(lines) or "{}\n"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from starlette.applications import Starlette
+from starlette.responses import HTMLResponse
 from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
 
@@ -163,6 +164,12 @@ def test_a_server_with_keys(page: Page, engine: FakeEngine) -> None:
         page.open(f"{url}/")
         page.until("!document.querySelector('#door').hidden")
         assert page.run(OPEN) is False
+        page.type("#key", "no key: ключ")
+        page.press_enter()
+        page.until("document.querySelector('#door-error').innerText !== ''")
+        assert page.text("#door-error") == "That is no key: no header can carry it."
+        page.run("document.querySelector('#key').value = ''")
+        page.run("document.querySelector('#door-error').innerText = ''")
         page.type("#key", "wrong")
         page.press_enter()
         page.until("document.querySelector('#door-error').innerText !== ''")
@@ -173,8 +180,30 @@ def test_a_server_with_keys(page: Page, engine: FakeEngine) -> None:
         page.type("#chat-text", "Hi")
         page.press_enter()
         page.until("document.querySelector('#chat-log .note')")
+        page.until("document.querySelector('nav a[href=docs]').hidden")
+        assert page.run("document.querySelector('nav a[href=metrics]').hidden") is False
         page.open(f"{url}/")
         page.until(OPEN)
+        page.until("document.querySelector('nav a[href=docs]').hidden")
+
+
+def test_a_proxy_that_refuses_in_its_own_words(page: Page, engine: FakeEngine) -> None:
+    app = create_app(engine, ["tiny"])
+
+    async def proxy(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].endswith("/chat/completions"):
+            await HTMLResponse("<h1>Bad Gateway</h1>", 502)(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    with serving(Starlette(routes=[Mount("/", proxy)])) as url:
+        page.open(f"{url}/")
+        page.until(OPEN)
+        page.type("#chat-text", "Hi")
+        page.press_enter()
+        page.until("document.querySelector('#chat-log .error')")
+        assert page.text("#chat-log .error") == "Status 502, and not in the server's own words."
+        page.messages.clear()  # the browser tells of the status
 
 
 def test_below_a_path(page: Page, engine: FakeEngine) -> None:

@@ -32,7 +32,8 @@ def complaint(capsys: Capture, *argv: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "serve", "generate", "chat", "bench", "simulate", "convert"]
+    "command",
+    ["", "serve", "generate", "chat", "bench", "simulate", "convert", "plan", "doctor"],
 )
 def test_help_is_instant(command: str) -> None:
     """Nothing heavy is imported to print it."""
@@ -155,6 +156,8 @@ def test_flags_with_several_values() -> None:
         (["serve", "-q", "int3"], "argument --quantization/-q: invalid choice: 'int3'"),
         (["serve", "--enable-lora"], "unknown flag --enable-lora: there are no LoRA adapters yet"),
         (["serve", "--config"], "argument --config: expected one argument"),
+        (["collect-env"], "unknown command collect-env: did you mean paged doctor?"),
+        (["serve", "--num-gpu-blocks-override", "9"], "did you mean --kv-cache-memory-bytes?"),
         (["sevre"], "argument COMMAND: invalid choice: 'sevre'"),
         (["bench", "serve", "--num-prompt", "3"], "did you mean --num-prompts?"),
     ],

@@ -8,8 +8,11 @@ import shutil
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import huggingface_hub
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from paged.http.cli import main
 from paged.http.doctor import check_port
@@ -46,6 +49,8 @@ def test_cards_are_what_the_driver_says() -> None:
     assert cards(driver(told))[0] == H200
     assert [card.index for card in cards(driver(told))] == [0, 1]
     assert cards(lambda arguments: None) == []
+    shared = "0, NVIDIA GB10, 580.95, [N/A], [N/A], 12.1\n"
+    assert cards(driver(shared)) == [Card(0, "NVIDIA GB10", "580.95", 0, 0, "12.1")]
 
 
 def test_a_machine_without_a_gpu_is_no_fault(tmp_path: Path) -> None:
@@ -122,11 +127,16 @@ def test_what_jax_finds() -> None:
     def fails() -> DeviceMemory:
         raise ConfigError("JAX finds no device: it broke")
 
-    cpu, gpu = DeviceMemory("cpu", "cpu", None), DeviceMemory("gpu", "NVIDIA H200", 139 * GIB)
-    assert statuses(jax_install.check_device([H200], lambda: gpu)) == ["ok"]
-    assert statuses(jax_install.check_device([H200], lambda: cpu)) == ["wrong"]
+    def broken() -> int:
+        raise OSError("error 999")
+
+    cpu = DeviceMemory("cpu", "cpu", None)
     assert statuses(jax_install.check_device([], lambda: cpu)) == ["ok"]
     assert statuses(jax_install.check_device([], fails)) == ["wrong"]
+    # With GPUs JAX is not asked: it would take some of their memory.
+    assert statuses(jax_install.check_device([H200], fails, lambda: 1)) == ["ok"]
+    assert statuses(jax_install.check_device([H200], fails, lambda: 0)) == ["wrong"]
+    assert statuses(jax_install.check_device([H200], fails, broken)) == ["wrong"]
 
 
 def said(config: EngineConfig, found: Sequence[Card] = ()) -> dict[str, Finding]:
@@ -155,6 +165,23 @@ def test_whether_it_fits_the_gpu_that_is_here() -> None:
 def test_models_that_are_not_here() -> None:
     assert said(EngineConfig(model="/no/such/folder"))["model"].status == "wrong"
     assert said(EngineConfig(model="no/such-model"))["model"].status == "warning"
+
+
+def test_what_the_hub_has_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this model the cache has what describes it, and its weights are for the first start."""
+
+    def cached(name: str, **how: Any) -> str:
+        assert huggingface_hub.constants.HF_HUB_OFFLINE
+        if name == "some/tokenizer":
+            raise LocalEntryNotFoundError(name)
+        return LLAMA
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", cached)
+    found = said(EngineConfig(model="some/model", tokenizer="some/tokenizer"))
+    assert [found[name].status for name in ("model", "weights", "tokenizer")] == [
+        *("ok", "warning", "wrong")
+    ]
+    assert "hf download some/model" in found["weights"].remedy
 
 
 def test_the_embedded_model_is_well_and_its_template_shown() -> None:
@@ -224,7 +251,7 @@ def test_the_command_says_what_it_found_and_fails_if_it_must(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process is started, which asks JAX: the rest of the machine is not waited for."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("paged.http.doctor.cards", lambda ask: [])
     argv = ["doctor", LLAMA, "--host", "127.0.0.1", "--port", "0", "--compile-cache-dir", ""]
     assert main([*argv, "--json"]) == 1
     told = json.loads(capsys.readouterr().out)

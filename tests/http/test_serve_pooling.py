@@ -1,12 +1,14 @@
 """The life of a server whose model gives embeddings."""
 
 import json
+import re
 import signal
 import threading
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil
 import pytest
 
 from paged.http.cli import main
@@ -16,6 +18,7 @@ from tests.http.servers import Server, started
 from tests.models.harness import write_checkpoint
 from tests.models.test_embedder_goldens import golden_of
 from tests.runtime.pooling.pooling_fakes import letter_tokenizer
+from tests.runtime.remote import is_gone, wait_until
 
 # The real command line and server around a fake device: a tenth of a second for four texts.
 FAKE = """
@@ -24,6 +27,20 @@ from paged.http.cli import main
 from paged.runtime.pooling.engine import PoolingEngine
 from tests.runtime.pooling.pooling_fakes import FakeRunner, pooling_engine
 PoolingEngine.from_config = lambda config, **how: pooling_engine(FakeRunner(pause=0.1))
+sys.exit(main(["serve", "--host=127.0.0.1", "--port=0", "--runner=pooling", *sys.argv[1:]]))
+"""
+# The same with the device in a process.
+APART = """
+import sys
+from paged.http.cli import main
+from paged.runtime.pooling.engine import PoolingEngine
+from tests.runtime.pooling.remote_fakes import remote_engine, remote_runner
+
+def make(config, *, separate_process, keeping):
+    assert separate_process
+    return remote_engine(remote_runner(), keeping)
+
+PoolingEngine.from_config = make
 sys.exit(main(["serve", "--host=127.0.0.1", "--port=0", "--runner=pooling", *sys.argv[1:]]))
 """
 REAL = """
@@ -74,6 +91,28 @@ def test_requests_that_take_too_long_are_told_so() -> None:
         asking.join(5)
         assert asking.reply.status_code == 500
         assert "engine has stopped" in asking.reply.json()["error"]["message"]
+
+
+def test_a_killed_engine_is_replaced() -> None:
+    with started(APART) as running:
+        root = running.url.removesuffix("/v1")
+        body = {"input": ["a"] * 4}
+        assert httpx2.post(f"{running.url}/embeddings", json=body).status_code == 200
+        [process] = psutil.Process(running.process.pid).children()
+        process.kill()
+        wait_until(lambda: httpx2.get(f"{root}/ready").status_code == 503)
+        reply = httpx2.post(f"{running.url}/embeddings", json=body)
+        assert reply.status_code == 503
+        assert int(reply.headers["retry-after"]) > 0
+        assert "being restarted" in reply.json()["error"]["message"]
+        wait_until(lambda: httpx2.get(f"{root}/ready").status_code == 200, 20)
+        assert httpx2.post(f"{running.url}/embeddings", json=body).status_code == 200
+        assert re.search(
+            r"^paged:engine_restarts_total{.*} 1", httpx2.get(f"{root}/metrics").text, re.MULTILINE
+        )
+        running.process.terminate()
+        assert running.process.wait(10) == 0
+        assert is_gone(process.pid)
 
 
 def test_generating_is_refused_in_one_line(

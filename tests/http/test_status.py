@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from paged.http import status
 from paged.http.app import create_app
+from paged.http.recent import Second
 from paged.http.status import picture, runs
 from paged.runtime.engine_state import EngineState
 from tests.http.fakes import FakeEngine
@@ -21,6 +22,14 @@ STATIC = Path(status.__file__).parent / "static"
 
 def key(value: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {value}"}
+
+
+def test_who_watches_shares_what_is_summed() -> None:
+    glance = status.Glance()
+    first = glance.history([{10: Second(9)}], 12.1)
+    assert glance.history([{10: Second(9)}], 12.9) is first
+    assert first.rate == 3
+    assert glance.history([{10: Second(9)}], 14.0).rate == 0
 
 
 def test_what_the_page_shows(client: TestClient, engine: FakeEngine) -> None:

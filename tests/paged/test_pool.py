@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from paged.pool import NULL_PAGE, OutOfPages, PagePool
+from paged.pool import NULL_PAGE, OutOfPages, PagePool, Part
 
 
 def pool_of(pages: int, enable_prefix_caching: bool = True) -> PagePool:
@@ -187,6 +187,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = pool_of(self.SIZE)
         self.tables: list[list[int]] = []
         self.names: dict[int, bytes] = {}
+        self.lengths: dict[int, int] = {}  # tokens of pages that are not full, of named ones
         self.idle: list[int] = []  # named pages in no table, oldest first
 
     def held(self) -> set[int]:
@@ -210,12 +211,15 @@ class PoolMachine(RuleBasedStateMachine):
         self.tables.append(pages)
 
     @precondition(lambda self: self.held() - self.names.keys())
-    @rule(data=st.data(), name=st.sampled_from([b"a", b"b", b"c"]))
-    def register(self, data: st.DataObject, name: bytes) -> None:
+    @rule(
+        data=st.data(), name=st.sampled_from([b"a", b"b", b"c"]), length=st.sampled_from([0, 3, 5])
+    )
+    def register(self, data: st.DataObject, name: bytes, length: int) -> None:
         page = data.draw(st.sampled_from(sorted(self.held() - self.names.keys())))
-        self.pool.register(page, name)
+        self.pool.register(page, name, part=Part(b"p", length) if length else None)
         if name not in self.names.values():
             self.names[page] = name
+            self.lengths[page] = length
 
     @rule(name=st.sampled_from([b"a", b"b", b"c"]))
     def forget(self, name: bytes) -> None:
@@ -254,6 +258,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.check()
         assert self.pool.num_used == len(self.held())
         assert self.pool.num_cached == len(self.idle)
+        lengths = {self.lengths[page] for page in self.names} - {0}
+        assert self.pool.part_lengths(b"p") == sorted(lengths, reverse=True)
         for page in range(1, self.SIZE + 1):
             held = sum(table.count(page) for table in self.tables)
             assert self.pool.ref_count(page) == held

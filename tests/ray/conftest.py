@@ -4,6 +4,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -19,8 +20,9 @@ _ENVIRONMENT = {
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = Path(tmp_path_factory.mktemp("ray"))
+def cluster() -> Iterator[Cluster]:
     os.environ.update(_ENVIRONMENT)
-    with Cluster.running(folder) as cluster:
+    # A short name: those of Ray's sockets have little room behind it.
+    folder = TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True)
+    with folder as path, Cluster.running(Path(path)) as cluster:
         yield cluster

@@ -19,8 +19,6 @@ import psutil
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-import paged
-
 APP = "paged"
 NAME = "demo"
 PAGE_SIZE = 16
@@ -84,44 +82,56 @@ class Cluster:
         finally:
             ray.shutdown()
 
-    def args(self, **more: Any) -> dict[str, Any]:
-        return {**_SMALL, "compile_cache_dir": str(self.folder / "programs"), **more}
+    def serve(
+        self, num_replicas: int = 1, scaling: dict[str, Any] | None = None, **args: Any
+    ) -> None:
+        """Have the application as described, by way of a file, and wait for it.
 
-    def serve(self, **args: Any) -> None:
-        """Have the application as described, in place of what there is, and wait for it."""
-        from ray import serve
+        Replicas are the same as before if the arguments are.
 
-        serve.run(paged.serve_app(self.args(**args)), name=APP)
-        self.await_replicas(args.get("num_replicas", 1))
-
-    def serve_file(self, app: dict[str, Any]) -> None:
-        """The same by way of the command line."""
+        Args:
+            scaling: how the number of replicas follows the load, in place of a number.
+        """
         import ray
 
+        how = {"num_replicas": num_replicas} if scaling is None else {"autoscaling_config": scaling}
+        args = {**_SMALL, "compile_cache_dir": str(self.folder / "programs"), **args}
+        app = {"name": APP, "import_path": "paged:serve_app", "route_prefix": "/", "args": args}
+        app["deployments"] = [{"name": "Replica", **how}]
         file = self.folder / "serve.yaml"
         http = {"host": "127.0.0.1", "port": self.port}
-        app = {"name": APP, "import_path": "paged:serve_app", "route_prefix": "/", **app}
         file.write_text(yaml.safe_dump({"http_options": http, "applications": [app]}))
+        before = self._deployed_at()
         address = ray.get_runtime_context().gcs_address
         program = str(Path(sys.executable).parent / "serve")
         argv = [program, "run", "--non-blocking", "--address", address, str(file)]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_SECONDS_TO_START)
         assert done.returncode == 0, done.stdout + done.stderr
+        wait_until(lambda: self._deployed_at() > before)
+        self.await_replicas(num_replicas)
+
+    def await_replicas(self, number: int) -> None:
+        """Wait until so many, and no others, take requests."""
+        from ray import serve
+
+        def are_there() -> bool:
+            app = serve.status().applications[APP]
+            assert app.status not in ("DEPLOY_FAILED", "UNHEALTHY"), app.message
+            states = app.deployments["Replica"].replica_states if app.deployments else {}
+            return app.status == "RUNNING" and dict(states) == {"RUNNING": number}
+
+        wait_until(are_there)
+
+    def _deployed_at(self) -> float:
+        from ray import serve
+
+        apps = serve.status().applications
+        return float(apps[APP].last_deployed_time_s) if APP in apps else 0.0
 
     def replicas(self) -> list[psutil.Process]:
         """The processes of replicas."""
         found = psutil.Process().children(recursive=True)
         return [each for each in found if _title(each).endswith(_REPLICA)]
-
-    def num_replicas(self) -> int:
-        """Replicas that take requests."""
-        from ray import serve
-
-        states = serve.status().applications[APP].deployments["Replica"].replica_states
-        return int(states.get("RUNNING", 0)) if len(states) == 1 else 0
-
-    def await_replicas(self, number: int) -> None:
-        wait_until(lambda: self.num_replicas() == number)
 
     def post(self, path: str, **body: Any) -> httpx2.Response:
         return httpx2.post(f"{self.url}{path}", json={"model": NAME, **body}, timeout=120)

@@ -23,7 +23,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy/ray"
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.timeout(900),
-    pytest.mark.filterwarnings("default"),  # Ray's own
+    pytest.mark.filterwarnings("ignore"),  # of what Ray uses
 ]
 
 
@@ -178,16 +178,18 @@ def test_a_replica_that_is_killed_takes_its_own_streams_along_and_no_more(cluste
 
 def test_replicas_come_and_go_under_load(cluster: Cluster) -> None:
     cluster.serve(num_replicas=1)
+    first = cluster.replicas()
     with Load(cluster, num_clients=3).going_on() as load:
-        for number in (2, 1):
-            load.await_more(3)
-            cluster.serve(num_replicas=number)
+        load.await_more(3)
+        cluster.serve(num_replicas=2)
+        assert first[0] in cluster.replicas()
+        load.await_more(6)
+        cluster.serve(num_replicas=1)
         load.await_more(3)
     assert load.wrong == []
 
 
 def test_the_number_of_replicas_follows_the_load(cluster: Cluster) -> None:
-    """By a file, in the way that `serve run` reads it."""
     scaling = {
         "min_replicas": 1,
         "max_replicas": 2,
@@ -197,9 +199,7 @@ def test_the_number_of_replicas_follows_the_load(cluster: Cluster) -> None:
         "look_back_period_s": 3,
         "metrics_interval_s": 1,
     }
-    replica = {"name": "Replica", "autoscaling_config": scaling}
-    cluster.serve_file({"args": cluster.args(max_replicas=2), "deployments": [replica]})
-    cluster.await_replicas(1)
+    cluster.serve(num_replicas=1, scaling=scaling)
     with Load(cluster, num_clients=1).going_on() as few:
         with Load(cluster, num_clients=4).going_on() as many:
             cluster.await_replicas(2)

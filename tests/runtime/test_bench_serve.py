@@ -336,7 +336,7 @@ def test_an_absent_server_is_not_awaited_for_ever(
 ) -> None:
     with pytest.raises(ConfigError, match=r"No server at http://127\.0\.0\.1:9 .*--port"):
         bench(FakeServer(port=9), tmp_path, "--ready-check-timeout-sec", "1.5")
-    assert "with --host and --port. Trying for " in capsys.readouterr().err
+    assert "#connection-refused. Trying for " in capsys.readouterr().err
 
 
 def test_results_are_appended_line_by_line(server: FakeServer, tmp_path: Path) -> None:

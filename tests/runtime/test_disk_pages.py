@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paged.runtime import disk_pages
 from paged.runtime.disk_pages import DiskPages, FoundPage
 from paged.runtime.fingerprint import fingerprint
 from tests.runtime.remote import wait_until
@@ -123,6 +124,35 @@ def test_what_is_forgotten_is_gone_but_may_be_written_again(
         name_of(number).hex() for number in (2, 3, 4)
     ]
     assert not pages._unwanted
+
+
+@pytest.mark.parametrize("place", ["digest", "stack"])
+def test_what_cannot_be_written_does_not_wait_for_ever(
+    pages: DiskPages,
+    place: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: object) -> bytes:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_pages, "_digest" if place == "digest" else "_borrowed", fail)
+        write(pages, 1, 2, 3)
+        settle(pages)
+    assert pages.num_waiting == 0
+    assert "3 pages were not written" in caplog.text
+    write(pages, 1)
+    settle(pages)
+    assert len(pages) == 1
+
+
+def test_a_start_with_less_room_keeps_what_was_used_last(tmp_path: Path) -> None:
+    written(tmp_path, 1, 2, 3)
+    pages = DiskPages(tmp_path, PAGE_BYTES, PAGE)
+    settle(pages)
+    assert [path.stem for path in tmp_path.iterdir()] == [name_of(3).hex()]
+    pages.close()
 
 
 def test_a_clear_while_the_writer_makes_room(pages: DiskPages) -> None:

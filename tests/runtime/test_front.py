@@ -115,7 +115,7 @@ def test_requests_that_outgrow_the_context_are_refused(num_prompt_tokens, max_to
         f"This model's maximum context length is 200 tokens. However, you requested {output} "
         f"output tokens and your prompt contains {prompt} input tokens, for a total of {total} "
         "tokens. Please reduce the length of the input prompt or the number of requested output "
-        "tokens.",
+        "tokens: see docs/failures.md#prompt-too-long.",
         "input_tokens",
     )
 

@@ -9,12 +9,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from threading import Event
 
 import pytest
 
 from paged.runtime import keeper as module
 from paged.runtime.async_engine import AsyncEngine
-from paged.runtime.engine import Engine
+from paged.runtime.engine import Core, Engine
+from paged.runtime.engine_thread import EngineThread, Stream
 from paged.runtime.errors import ConfigError, EngineDead, EngineRestarting
 from paged.runtime.keeper import Keeper, Keeping
 from paged.runtime.sampling_params import SamplingParams
@@ -50,6 +52,10 @@ def engine(
         yield kept
     finally:
         kept.shutdown()
+
+
+def thread_of(core: Core) -> EngineThread:
+    return EngineThread(Engine(core, front()))
 
 
 def ask(kept: AsyncEngine) -> str | None:
@@ -99,6 +105,28 @@ def test_a_step_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ask(kept) == "length"
 
 
+def test_what_cannot_be_ended_is_told_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an engine in this process, or one of another API process."""
+    gate, told = Event(), list[str]()
+
+    def hang() -> None:
+        gate.wait(20)
+
+    core = FakeCore(on_step=hang)
+    monkeypatch.setattr(core, "kill", told.append)
+    keeper = Keeper(thread_of(core), lambda: thread_of(FakeCore()), Keeping(0.02, 1))
+
+    async def run() -> None:
+        keeper.thread.start(Stream(front().prepare("a", "abc", PARAMS)))
+
+    asyncio.run(run())
+    wait_until(lambda: told)
+    time.sleep(0.3)
+    gate.set()
+    assert len(told) == 1
+    keeper.shutdown()
+
+
 def test_the_first_steps_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     with engine(monkeypatch, "on_step=lambda: time.sleep(core.num_steps == 1 and 1.2)") as kept:
         assert ask(kept) == "length"
@@ -139,11 +167,11 @@ def test_those_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_starts_that_fail_count_and_come_later_each_time() -> None:
     times = []
 
-    def again() -> Engine:
+    def again() -> EngineThread:
         times.append(time.monotonic())
         raise ConfigError("no room")
 
-    keeper = Keeper(Engine(fake_remote(), front()), again, Keeping(60, 4))
+    keeper = Keeper(thread_of(fake_remote()), again, Keeping(60, 4))
     keeper.thread.kill("it had to")
     wait_until(lambda: keeper.thread.dead_error is not None and not keeper.is_restarting)
     gaps = [after - before for before, after in pairwise(times)]
@@ -160,11 +188,11 @@ def test_another_is_started_when_the_one_before_is_gone() -> None:
     hangs = "import atexit; os._exit = print; atexit.register(time.sleep, 1)"
     slow = fake_remote("dies_at=1", hangs)
 
-    def again() -> Engine:
+    def again() -> EngineThread:
         gone.append(is_gone(slow.pid))
-        return Engine(FakeCore(), front())
+        return thread_of(FakeCore())
 
-    keeper = Keeper(Engine(slow, front()), again, Keeping(60, 1))
+    keeper = Keeper(thread_of(slow), again, Keeping(60, 1))
     keeper.thread.call(lambda engine: engine.add(front().prepare("a", "abc", PARAMS))).result()
     wait_until(lambda: keeper.num_restarts == 1)
     keeper.shutdown()
@@ -174,12 +202,12 @@ def test_another_is_started_when_the_one_before_is_gone() -> None:
 def test_a_shutdown_while_another_is_started() -> None:
     made: list[FakeCore] = []
 
-    def again() -> Engine:
+    def again() -> EngineThread:
         time.sleep(0.3)
         made.append(FakeCore())
-        return Engine(made[0], front())
+        return thread_of(made[0])
 
-    keeper = Keeper(Engine(fake_remote(), front()), again, Keeping(60, 1))
+    keeper = Keeper(thread_of(fake_remote()), again, Keeping(60, 1))
     keeper.thread.kill("it had to")
     wait_until(lambda: keeper.is_restarting)
     time.sleep(0.1)

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from paged.pool import PagePool, of_group
+from paged.prefix import page_hash
+from paged.runtime import page_tables
 from paged.runtime.plan import StepPlan
 from paged.runtime.scheduler import Scheduler, SchedulerConfig
 from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits, Status
@@ -124,6 +126,22 @@ def test_the_prefix_cache_spares_the_preempted_most_of_it() -> None:
     assert rows(step(scheduler)) == [(2, 12, 5)]
     assert second.num_cached == 0, "counted at the first admission"
     assert scheduler.prefix_hits == 0
+
+
+def test_who_waits_for_room_is_not_hashed_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, _, second = two_in_a_small_pool()
+    run_until_preempted(scheduler, second)  # and has left a page that is not full
+    hashed = []
+
+    def spy(parent: bytes, content: list[int]) -> bytes:
+        hashed.append(content)
+        return page_hash(parent, content)
+
+    monkeypatch.setattr(page_tables, "page_hash", spy)
+    scheduler.abort([2])
+    add(scheduler, 3, tokens(3, 20))
+    assert step(scheduler).admitted == ()
+    assert hashed == []
 
 
 def test_tokens_in_flight_of_the_preempted_still_count() -> None:

@@ -177,6 +177,15 @@ def test_weights_are_counted_before_they_are_there(
     assert seen[0].weights > seen[1].weights > 0  # vectors need no head
 
 
+def test_devices_that_cannot_share_a_model_are_said_before_its_bytes(
+    configs: dict[str, EngineConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "probe_device", lambda: DeviceMemory("gpu", "G", GIB))
+    several = {"a": replace(configs["a"], tensor_parallel_size=3)}
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 3 does not go with this model"):
+        divide(several, {"a": None})
+
+
 @pytest.mark.parametrize("users", [None, *MEMORY_FRACTIONS])
 def test_a_share_is_told_to_jax_and_nobody_else(
     monkeypatch: pytest.MonkeyPatch, users: str | None

@@ -9,7 +9,7 @@ import pytest
 from paged.runtime import step_record
 from paged.runtime.buckets import Bucket
 from paged.runtime.plan import StepPlan
-from paged.runtime.runner import InFlight, StepResult
+from paged.runtime.runner import InFlight, Started, StepResult, StepRunner
 from paged.runtime.step_record import STEP_BOUNDS, TOKEN_BOUNDS, Counts, StepRecord
 
 
@@ -43,6 +43,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(step_record, "time", clock)
     return clock
+
+
+def test_a_step_is_launched_when_it_is_started() -> None:
+    """Not when its tokens can be chosen, before which a guided one may wait for the host."""
+    runner = StepRunner.__new__(StepRunner)
+    runner._sample = lambda *_: ()  # type: ignore[assignment, method-assign]
+    nothing: Any = None
+    step = Started(nothing, nothing, 1.5, nothing, None)
+    assert runner.finish(step).launch_time == 1.5
 
 
 def test_values_are_counted_up_to_each_bound() -> None:

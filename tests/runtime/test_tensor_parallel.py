@@ -12,6 +12,7 @@ import jax
 import pytest
 
 from paged.models.loading import resolve_model
+from paged.runtime.about import cache_settings
 from paged.runtime.config import EngineConfig
 from paged.runtime.core import EngineCore
 from paged.runtime.errors import ConfigError
@@ -97,3 +98,5 @@ def test_a_memory_report_counts_what_each_device_has() -> None:
     assert "Memory of each of 2 devices:" in report
     assert "GPU KV cache size: 16,384 tokens" in report
     assert "Host KV cache size: 16,384 tokens (2.00 GiB)" in report
+    assert plan.bytes_per_host_page == 2**21
+    assert cache_settings(EngineConfig(), plan)["swap_space"] == "2.0"

@@ -232,7 +232,7 @@ def test_a_client_that_goes_away_is_not_worked_for(
         second = send(url, "/v1/embeddings", {"input": ["b", "c"]})
         wait_for(lambda: engine.stats().num_waiting == 2)
         second.close()
-        live = engine._worker._live
+        live = engine._keeper.thread._live
         wait_for(lambda: len(live) == 1)
         runner.gate.set()
         assert first.recv(15) == b"HTTP/1.1 200 OK"
@@ -257,7 +257,7 @@ def test_requests_at_the_same_time_are_computed_together(
         thread.start()
     assert runner.entered.wait(5)
     engine = client.app.state.models.services[0].engine  # type: ignore[attr-defined]
-    wait_for(lambda: len(engine._worker._live) == 4)
+    wait_for(lambda: len(engine._keeper.thread._live) == 4)
     runner.gate.set()
     for thread in threads:
         thread.join(10)

@@ -50,6 +50,20 @@ def test_random_weights_of_nf4_are_near_those_that_were_drawn():
     assert len(jax.tree.leaves(weight)) == 2
 
 
+@pytest.mark.parametrize("offset", [0, 0.0, True, "0", None])
+def test_an_offset_that_json_writes_as_an_integer(offset, monkeypatch):
+    wrapped = BitsandbytesCheckpoint(SafetensorsCheckpoint(GOLDENS / "nf4_double"))
+    monkeypatch.setattr(
+        wrapped, "_state", lambda _: {"nested_blocksize": 256} | {"nested_offset": offset}
+    )
+    name = "model.layers.0.mlp.down_proj.weight.scales"
+    if offset == 0 and offset is not False:
+        assert wrapped.read(name).ndim == 1
+        return
+    with pytest.raises(CheckpointError, match="nested_offset"):
+        wrapped.read(name)
+
+
 def test_scales_of_another_kind_are_refused():
     checkpoint = SafetensorsCheckpoint(GOLDENS / "llm_int8")
     wrapped = BitsandbytesCheckpoint(checkpoint)

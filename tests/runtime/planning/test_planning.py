@@ -14,8 +14,9 @@ from paged.models.loading import ModelNotFoundError
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
 from paged.runtime.planning import GPUS, Plan, Workload, find_gpu, plan
-from paged.runtime.planning.levers import levers, remedies
-from paged.runtime.planning.picture import bar, shares_of
+from paged.runtime.planning.levers import Lever, levers, remedies
+from paged.runtime.planning.picture import GLYPHS, bar, shares_of
+from paged.runtime.planning.report import lever_table
 from paged.runtime.planning.traps import warnings
 
 MODELS = Path(__file__).parents[3] / "benchmarks" / "models"
@@ -32,8 +33,17 @@ def planned(model: str = LLAMA, gpu: str = "H200", **flags: Any) -> Plan:
 def test_all_of_the_memory_is_somewhere() -> None:
     made = planned()
     assert sum(shares_of(made).values()) == made.gpu.usable
-    assert len(bar(made, 60)) == 60
     assert made.memory.weights == 2 * 8_030_261_248
+
+
+def test_the_bar_leaves_no_share_out() -> None:
+    made = planned(kv_offloading_size=8)
+    there = {GLYPHS[name] for name, size in shares_of(made).items() if size}
+    assert len(there) == len(GLYPHS)
+    for width in (len(there), 60):
+        text = bar(made, width)
+        assert len(text) == width
+        assert {*text} == there
 
 
 def test_fewer_bits_hold_more_and_take_less_time() -> None:
@@ -85,10 +95,22 @@ def test_gpus_have_what_a_plan_asks_for() -> None:
     for gpu in GPUS.values():
         assert 0.85 * gpu.memory < gpu.usable < 1.08 * gpu.memory
         assert (gpu.flops8 is not None) == (float(gpu.capability) >= 8.9)
-    for name in ("h200", "NVIDIA H200", "rtx 4090", "NVIDIA GeForce RTX 4090", "Tesla T4"):
-        assert find_gpu(name).name in GPUS
+        assert find_gpu(gpu.kind) is find_gpu(gpu.name) is gpu
+    for name, meant in [
+        *(("h200", "H200"), ("H100-80GB", "H100"), ("A100 SXM4 80GB", "A100")),
+        *(("a100_40gb", "A100-40GB"), ("4090", "RTX-4090"), ("nvidia rtx 4090", "RTX-4090")),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
+    ]:
+        assert find_gpu(name).name == meant
     with pytest.raises(ConfigError, match="Did you mean H200"):
         find_gpu("H20")
+
+
+def test_the_page_lists_the_gpus() -> None:
+    page = (MODELS.parents[1] / "docs" / "planning.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    for gpu in GPUS.values():
+        assert any(row.startswith(f"| {gpu.name} | {gpu.usable / 2**30:.1f} |") for row in rows)
 
 
 def test_every_lever_is_another_plan() -> None:
@@ -100,6 +122,12 @@ def test_every_lever_is_another_plan() -> None:
     assert pages.config.kv_cache_dtype == "fp8"
     old = levers(EngineConfig(model=LLAMA), find_gpu("A100"), Workload())
     assert "--kv-cache-dtype int8" in [each.flag for each in old]
+
+
+def test_a_lever_that_cannot_be_says_why_in_whole_words() -> None:
+    reason = "--kv-cache-dtype fp8 needs a GPU of capability 8.9 or above, and A100 has 8.0. Use"
+    last = lever_table([Lever("now", planned()), Lever("--kv-cache-dtype fp8", None, reason)])
+    assert last.endswith("no: --kv-cache-dtype fp8 needs a GPU of capability 8.9 or above, and ...")
 
 
 def test_what_does_not_fit_is_told_what_would() -> None:
@@ -114,6 +142,7 @@ def test_what_does_not_fit_is_told_what_would() -> None:
     ("flags", "word"),
     [
         ({"max_model_len": 512}, "more than --max-model-len 512"),
+        ({"input_len": 200_000, "max_model_len": None}, "made for no more"),
         ({"max_model_len": None}, "113 times a typical request"),
         ({"concurrency": 2000}, "Of 2000 requests at once"),
         ({}, "--max-num-seqs 1024 is more than"),
@@ -183,7 +212,7 @@ def test_what_cannot_be_planned_is_one_line(capsys: Capture) -> None:
         ((LLAMA, "--gpu", "H200", "--input-len", "0"), "--input-len must be at least 1"),
         ((LLAMA, "--gpu", "H200", "-tp", "3"), "Use 1 or 2 or 4"),
         ((LLAMA, "--gpu", "H200", "--svg", "/no/such/folder/a.svg"), "--svg"),
-        (("no/such-model", "--gpu", "H200"), "a plan fetches nothing"),
+        (("no/such-model", "--gpu", "H200"), "nothing is fetched here"),
     ]:
         status, _, err = run(capsys, *argv)
         assert status == 2
@@ -194,5 +223,5 @@ def test_what_cannot_be_planned_is_one_line(capsys: Capture) -> None:
 
 
 def test_a_model_that_is_not_here_is_not_fetched() -> None:
-    with pytest.raises(ModelNotFoundError, match="fetches nothing"):
+    with pytest.raises(ModelNotFoundError, match="nothing is fetched here"):
         plan("no/such-model", "H200")

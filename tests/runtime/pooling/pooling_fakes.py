@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +92,9 @@ class FakeRunner:
 
     def __post_init__(self) -> None:
         self.gate.set()
+
+    def watch(self, when_gone: Callable[[str], object]) -> None:
+        pass
 
     def launch(self, batch: Batch) -> Launched:
         self.entered.set()

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.runtime.config import EngineConfig
+from paged.runtime.keeper import Keeping
 from paged.runtime.pooling.abilities import Abilities
 from paged.runtime.pooling.engine import PoolingEngine
 from paged.runtime.pooling.grid import Grid, Shape
@@ -77,7 +78,9 @@ def remote_runner(settings: str = "", statement: str = "") -> RemoteRunner:
     return RemoteRunner(EngineConfig(), program=program)
 
 
-def remote_engine(runner: RemoteRunner) -> PoolingEngine:
-    engine = PoolingEngine(reader(), runner.ready.abilities, runner, runner.ready.grid)
-    runner.watch(engine._worker.die)
-    return engine
+def remote_engine(runner: RemoteRunner, keeping: Keeping | None = None) -> PoolingEngine:
+    """An engine over a process, and after its death over others that are sound."""
+    ready = runner.ready
+    return PoolingEngine(
+        reader(), ready.abilities, runner, ready.grid, again=remote_runner, keeping=keeping
+    )

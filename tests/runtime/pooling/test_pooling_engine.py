@@ -140,7 +140,7 @@ def test_a_failed_step_ends_every_request(failure):
 
 def test_an_answer_that_cannot_be_made_ends_its_request_alone(engine):
     texts = engine.reader.texts(["a"])
-    future = engine._worker.submit(texts, lambda vectors: vectors[5])
+    future = engine._keeper.thread.submit(texts, lambda vectors: vectors[5])
     with pytest.raises(IndexError):
         future.result(SECONDS)
     assert len(engine.embed(texts).result(SECONDS)) == 1

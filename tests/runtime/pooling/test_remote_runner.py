@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 
 from paged.errors import ConfigError
+from paged.runtime import keeper
 from paged.runtime.errors import EngineDead
+from paged.runtime.keeper import Keeping
 from paged.runtime.pooling.engine import PoolingEngine
 from paged.runtime.pooling.remote import RemoteRunner
 from tests.runtime.pooling.pooling_fakes import pooling_engine
@@ -65,6 +68,23 @@ def test_a_death_ends_what_is_computed() -> None:
         os.kill(runner.pid, signal.SIGKILL)
         assert isinstance(future.exception(SECONDS), EngineDead)
         assert engine.errored
+
+
+def test_one_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "_FIRST_STEPS", 0)
+    monkeypatch.setattr(keeper, "_FIRST_DELAY", 0.01)
+    runner = remote_runner("pause=60")
+    engine = remote_engine(runner, Keeping(step_timeout=0.5, max_restarts=1))
+    time.sleep(0.6)  # without work it is not late
+    assert engine.trouble is None
+    future = engine.embed(engine.reader.texts(["a"]))
+    wait_until(lambda: engine.trouble is not None)
+    assert "no step has finished" in str(future.exception(SECONDS))
+    wait_until(lambda: engine.trouble is None, SECONDS)
+    assert len(vectors(engine)) == len(TEXTS)
+    assert engine.stats().num_restarts == 1
+    assert is_gone(runner.pid)
+    engine.shutdown()
 
 
 def test_what_the_device_fails_with_is_said() -> None:

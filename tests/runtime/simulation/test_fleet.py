@@ -158,6 +158,15 @@ def test_a_fleet_grows_and_shrinks_and_loses_nothing() -> None:
     assert outcome.end < outcome.replica_seconds < 5 * outcome.end
 
 
+def test_one_that_takes_requests_always_stays() -> None:
+    """What is wanted only for a moment has not started when it goes again."""
+    rule = replace(RULE, target=1, up_delay=0, down_delay=0, start_seconds=100.0)
+    made = [Tree(0.9, [], Turn(32, 40)), *(Tree(1.0 + n, [], Turn(32, 40)) for n in range(9))]
+    outcome = Fleet(SHAPE, 1, scaling=rule).run([Tree(0.5, [], Turn(32, 80)), *made])
+    assert len(outcome.served) == 11
+    assert max(size for _, size, _ in outcome.sizes) > 1
+
+
 def test_rules_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="got 3 to 2"):
         Autoscaling(least=3, most=2)

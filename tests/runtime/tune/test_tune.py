@@ -26,7 +26,7 @@ MODEL = {
     "rms_norm_eps": 1e-5,
     "eos_token_id": 256,
 }
-REQUESTS = [{"input_tokens": 20 + each, "output_tokens": 6} for each in range(6)]
+REQUESTS = [{"input_tokens": 20 + each, "output_tokens": 4} for each in range(6)]
 
 Tune = Callable[..., int]
 
@@ -39,7 +39,7 @@ def tune(tmp_path_factory: pytest.TempPathFactory) -> Tune:
     workload = tmp_path_factory.mktemp("load") / "requests.jsonl"
     workload.write_text("".join(json.dumps(each) + "\n" for each in REQUESTS))
     flags = ("--load-format=dummy", "--kv-cache-memory-bytes=1M", "--max-num-seqs=2")
-    more = ("--max-num-batched-tokens=64", f"--compile-cache-dir={jit}", "--disable-tqdm")
+    more = ("--max-num-batched-tokens=32", f"--compile-cache-dir={jit}", "--disable-tqdm")
 
     def run(folder: Path, *argv: str) -> int:
         known = ("tune", str(model), *flags, *more, f"--workload={workload}")
@@ -58,7 +58,7 @@ def folder(tune: Tune, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_flags_are_a_file_that_serve_reads(folder: Path) -> None:
     args = parse(["serve", "--config", str(folder / "flags.yaml")])
-    assert (args.max_num_seqs, args.max_num_batched_tokens) == (2, 64)
+    assert (args.max_num_seqs, args.max_num_batched_tokens) == (2, 32)
     assert args.kv_cache_memory_bytes == 2**20
     assert Path(args.model, "config.json").exists()
 
@@ -67,10 +67,18 @@ def test_every_run_is_kept(folder: Path) -> None:
     header, *lines = map(json.loads, (folder / NAME).read_text().splitlines())
     assert header["task"]["goals"] == {"ttft": 60_000, "tpot": 10_000}
     assert header["start"]["values"]["max_model_len"] == 256
-    assert header["start"]["facts"]["longest"] == 25 + 6
+    assert header["start"]["facts"]["longest"] == 25 + 4
     assert [line.get("lever", "") for line in lines] == ["", "", "memory for pages"]
     assert all(line["run"]["num_completed"] == len(REQUESTS) for line in lines)
     assert all(line["run"]["goodput"] > 0 for line in lines)
+
+
+def test_the_page_shows_every_trial(folder: Path) -> None:
+    page = (folder / "report.html").read_text()
+    assert page.count("<tr>") == 1 + 2  # the head, the baseline and the one turn that was taken
+    assert "requests/s within goals" in page
+    assert "P99 of time per output token" in page
+    assert "http" not in page.replace("http://www.w3.org", "")  # nothing from outside
 
 
 def test_it_goes_on_where_it_was(
@@ -120,6 +128,7 @@ def test_goals_that_are_none(text: str, capsys: pytest.CaptureFixture[str]) -> N
     assert "ttft=500ms,tpot=30ms" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_baseline_that_cannot_serve_the_workload(
     tune: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,8 @@ from paged.runtime.pooling.setup import runs_pooling
 from paged.runtime.steps import StepShapes
 from paged.runtime.weight_offload import layers_on_host
 
+NOT_FETCHED = "nothing is fetched here"
+"""Said of a model that is not in the hub's cache."""
 # Batches whose steps a plan tells, as far as they fit.
 _BATCHES = (1, 8, 32, 64, 128, 256, 512, 1024)
 
@@ -234,7 +236,7 @@ def plan_for(config: EngineConfig, gpu: Gpu, workload: Workload) -> Plan:
     )
     cache = shapes.cache
     kv_bytes = cache.bytes_per_page / (cache.page_size * cache.num_layers)
-    work = work_of(model, dtype, placement.mesh, kv_bytes)
+    work = work_of(model, dtype, placement.mesh, device, kv_bytes)
     speed = Speed(work, gpu, cache.dtype.itemsize, on_host)
     return Plan(source, gpu, config, workload, memory, shapes, dtype, speed)
 
@@ -246,7 +248,7 @@ def local_model(config: EngineConfig) -> ModelSource:
         ConfigError, CheckpointError: it is not supported, or damaged.
         ModelNotFoundError: it is not here.
     """
-    with _without_the_hub():
+    with without_the_hub():
         return find_model(replace(config, load_format="dummy"))
 
 
@@ -266,15 +268,15 @@ def _bytes_on_host(config: EngineConfig, source: ModelSource, dtype: jnp.dtype) 
 
 
 @contextmanager
-def _without_the_hub() -> Iterator[None]:
-    """Hub ids are looked up in the cache alone: planning fetches nothing."""
+def without_the_hub() -> Iterator[None]:
+    """What is looked up meanwhile is looked up in the hub's cache alone: nothing is fetched."""
     from huggingface_hub import constants
 
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
     try:
         yield
     except ModelNotFoundError as error:
-        message = str(error).replace("HF_HUB_OFFLINE is set", "a plan fetches nothing")
+        message = str(error).replace("HF_HUB_OFFLINE is set", NOT_FETCHED)
         raise ModelNotFoundError(message) from error
     finally:
         constants.HF_HUB_OFFLINE = before
