@@ -18,7 +18,7 @@ from paged import EngineConfig, SamplingParams
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-MAX_BYTES = 110_000
+MAX_BYTES = 120_000
 SHORTEST = "08_capacity_planning"
 FLAGS = {field.name for field in fields(EngineConfig)}
 KEYWORDS = {

@@ -60,8 +60,8 @@ def check_folder(
     Args:
         fatal: a start fails without the folder.
     """
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         with NamedTemporaryFile(dir=there):
             free = shutil.disk_usage(there).free
     except OSError as error:

@@ -333,6 +333,8 @@ def _spellings(kind: type[Any]) -> list[str]:
     ("argv", "words"),
     [
         (["--default-chat-template-kwargs.a"], "expected one argument"),
+        (["--default-chat-template-kwargs.a", "--tp", "2"], "expected one argument"),
+        (["--default-chat-template-kwargs..a=1"], "has a key without a name"),
         (
             ["--default-chat-template-kwargs={}", "--default-chat-template-kwargs.a=1"],
             "are both given: use one",
@@ -340,6 +342,10 @@ def _spellings(kind: type[Any]) -> list[str]:
         (
             ["--default-chat-template-kwargs.a=1", "--default-chat-template-kwargs.a.b=1"],
             "goes into what has a value already",
+        ),
+        (
+            ["--default-chat-template-kwargs.a.b=1", "--default-chat-template-kwargs.a=1"],
+            "would replace what was given for keys below it",
         ),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -74,9 +73,7 @@ def test_one_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "_FIRST_STEPS", 0)
     monkeypatch.setattr(keeper, "_FIRST_DELAY", 0.01)
     runner = remote_runner("pause=60")
-    engine = remote_engine(runner, Keeping(step_timeout=0.5, max_restarts=1))
-    time.sleep(0.6)  # without work it is not late
-    assert engine.trouble is None
+    engine = remote_engine(runner, Keeping(step_timeout=3, max_restarts=1))
     future = engine.embed(engine.reader.texts(["a"]))
     wait_until(lambda: engine.trouble is not None)
     assert "no step has finished" in str(future.exception(SECONDS))
