@@ -131,7 +131,7 @@ def check_visibility(
     found: Sequence[Card], config: EngineConfig, environment: Mapping[str, str] = os.environ
 ) -> Iterator[Finding]:
     """Whether this process may see as many GPUs as it wants."""
-    chosen, wanted = environment.get("CUDA_VISIBLE_DEVICES"), config.tensor_parallel_size
+    chosen, wanted = environment.get("CUDA_VISIBLE_DEVICES"), config.devices_here
     seen = visible(found, environment)
     if found and not seen:
         yield wrong(
@@ -143,7 +143,7 @@ def check_visibility(
         more = "" if chosen is None else f", or let CUDA_VISIBLE_DEVICES (now {chosen!r}) name more"
         yield wrong(
             "visible GPUs",
-            f"--tensor-parallel-size {wanted} wants as many GPUs, and {len(seen)} can be seen",
+            f"the model is to be on {wanted} GPUs here, and {len(seen)} can be seen",
             f"Use at most {len(seen)}{more}.",
         )
     elif found:
@@ -164,7 +164,7 @@ def check_memory(
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[Finding]:
     """Whether something else has what the engine would take."""
-    for card in visible(found, environment)[: config.tensor_parallel_size]:
+    for card in visible(found, environment)[: config.devices_here]:
         wanted = int(config.gpu_memory_utilization * card.total)
         free = card.total - card.used
         if wanted <= free:

@@ -76,7 +76,7 @@ def test_a_log_tells_when_requests_came_and_what_they_shared(tmp_path: Path) -> 
     assert (first.arrival, first.num_input_tokens, first.num_output_tokens) == (0.0, 32, 3)
     assert (second.arrival, len(second.prompt), second.num_output_tokens) == (1.5, 40, 8)
     assert first.prompt[:8] != second.prompt[:8]
-    with pytest.raises(ConfigError, match="holds 2 usable prompts, --num-prompts asks for 3"):
+    with pytest.raises(ConfigError, match="holds 2 usable prompts, and 3 are needed"):
         read_log(path, 3, ids=IdRange(), seed=0)
 
 

@@ -171,7 +171,7 @@ def test_traps_are_told(flags: dict[str, Any], word: str) -> None:
 
 def test_a_step_has_no_longer_prompts_than_the_engine_takes() -> None:
     def milliseconds(max_model_len: int) -> int:
-        flags = {"max_num_batched_tokens": 65_536, "max_model_len": max_model_len}
+        flags: dict[str, Any] = {"max_num_batched_tokens": 65_536, "max_model_len": max_model_len}
         [found] = re.findall(r"65536 takes (\d+) ms", "\n".join(warnings(planned(**flags))))
         return int(found)
 

@@ -16,7 +16,7 @@ from paged.runtime.errors import EngineDead
 from paged.runtime.keeper import Keeping
 from paged.runtime.pooling.engine import PoolingEngine
 from paged.runtime.pooling.remote import RemoteRunner
-from tests.runtime.pooling.pooling_fakes import pooling_engine
+from tests.runtime.pooling.pooling_fakes import FakeRunner, pooling_engine
 from tests.runtime.pooling.remote_fakes import remote_engine, remote_runner
 from tests.runtime.remote import is_gone, wait_until
 
@@ -73,7 +73,7 @@ def test_one_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "_FIRST_STEPS", 0)
     monkeypatch.setattr(keeper, "_FIRST_DELAY", 0.01)
     runner = remote_runner("pause=60")
-    engine = remote_engine(runner, Keeping(step_timeout=3, max_restarts=1))
+    engine = remote_engine(runner, Keeping(step_timeout=1, max_restarts=1), FakeRunner)
     future = engine.embed(engine.reader.texts(["a"]))
     wait_until(lambda: engine.trouble is not None)
     assert "no step has finished" in str(future.exception(SECONDS))
