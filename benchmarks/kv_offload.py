@@ -125,12 +125,12 @@ def transfers(core: EngineCore) -> Iterator[Transfer]:
     gigabytes = count * core.memory.bytes_per_host_page / 1e9
     for to_host in (True, False):
         moves = [PageMove(1 + number, number, to_host, b"") for number in range(count)]
-        jax.block_until_ready(core._runner._cache)
+        jax.block_until_ready(core._runner._device.cache)
         start = time.perf_counter()
-        core._runner._cache = store.move(core._runner._cache, moves)
+        core._runner._device.cache = store.move(core._runner._device.cache, moves)
         enqueued = time.perf_counter()
         kept = [store._places[number].stack for number in range(count)]
-        jax.block_until_ready((core._runner._cache, kept))
+        jax.block_until_ready((core._runner._device.cache, kept))
         seconds = time.perf_counter() - start
         busy = (enqueued - start) / seconds
         direction = "to the host" if to_host else "from the host"

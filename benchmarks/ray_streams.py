@@ -24,8 +24,8 @@ import httpx2
 import psutil
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from paged.http.replicas.pipes import Address, Pipes
 from paged.http.replicas.replica import respond
+from paged.http.replicas.reply_pipes import Address, Pipes
 from paged.http.replicas.request import Asked
 
 _PROCESSES = {

@@ -34,7 +34,8 @@ def whole_json(args: Sequence[str], flags: Collection[str]) -> list[str]:
         flags: those that take JSON.
 
     Raises:
-        ArgumentTypeError: a flag that is also given whole, or two keys that exclude each other.
+        ArgumentTypeError: a flag that is also given whole, two keys that exclude each other,
+            or one without a name.
     """
     rest: list[str] = []
     objects: dict[str, dict[str, Any]] = {}
@@ -44,8 +45,10 @@ def whole_json(args: Sequence[str], flags: Collection[str]) -> list[str]:
         flag, _, path = name.partition(".")
         if not path or flag not in flags:
             rest.append(arg)
-        elif (text := value if equals else next(waiting, None)) is None:
-            rest.append(flag)  # without a value, which the parser will say
+        elif equals:
+            _put(objects.setdefault(flag, {}), path.split("."), value, name)
+        elif (text := next(waiting, "--")).startswith("--"):
+            rest += [flag, text]  # no value, which the parser will say
         else:
             _put(objects.setdefault(flag, {}), path.split("."), text, name)
     for flag in objects:
@@ -56,10 +59,14 @@ def whole_json(args: Sequence[str], flags: Collection[str]) -> list[str]:
 
 def _put(value: dict[str, Any], path: Sequence[str], text: str, name: str) -> None:
     *parents, last = path
+    if "" in path:
+        raise argparse.ArgumentTypeError(f"{name} has a key without a name")
     for key in parents:
         value = value.setdefault(key, {})
         if not isinstance(value, dict):
             raise argparse.ArgumentTypeError(f"{name} goes into what has a value already")
+    if isinstance(value.get(last), dict):
+        raise argparse.ArgumentTypeError(f"{name} would replace what was given for keys below it")
     value[last] = _value(text)
 
 

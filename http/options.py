@@ -67,6 +67,9 @@ class ServeOptions:
         "Run device and scheduler in a process of their own, which streams do not slow.",
         begins="processes",
     )
+    headless: bool = option(
+        False, "Answer no HTTP, and compute with rank 0 of --nnodes: for every other --node-rank."
+    )
     api_server_count: int = option(
         1,
         "Processes that speak HTTP and share the engine: one streams to some 200 clients without "

@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import resource
+import signal
 import socket
 import ssl
 import sys
@@ -34,10 +35,12 @@ from paged.http.options import ServeOptions
 from paged.http.peers import Peers
 from paged.http.server import LAST_WORDS, TIME_FOR_OTHERS, Opened, Opening, Server
 from paged.http.start import check_all_make_text, running
+from paged.runtime.config import EngineConfig
 from paged.runtime.ending import LONGEST_SAVING
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import read_flags
 from paged.runtime.hints import KEY_VARIABLES, unread_variables
+from paged.runtime.hosts.headless import serve_headless
 from paged.runtime.wire import Channel
 
 logger = logging.getLogger(__name__)
@@ -53,7 +56,10 @@ def run(args: argparse.Namespace) -> int:
     _check_metrics_key(options)
     entries = read_entries(args)
     configure_logging(options.uvicorn_log_level, options.log_format)
+    _check_hosts(entries, options)
     _note_ignored(args)
+    if options.headless:
+        return follow(entries[0].config)
     _allow_many_connections()
     _check_certificates(options)
     if options.api_keys_file is not None:
@@ -122,6 +128,37 @@ def make_app(
     )
 
 
+def _check_hosts(entries: Sequence[Entry], options: ServeOptions) -> None:
+    """Raise ConfigError where this is no host of several, or not the one that it is told to be."""
+    config = entries[0].config
+    if len(entries) > 1 and any(entry.config.nnodes > 1 for entry in entries):
+        raise ConfigError("--nnodes is for one model: start a server for each of several")
+    if len(entries) > 1 and any(entry.config.pipeline_parallel_size > 1 for entry in entries):
+        raise ConfigError("--pipeline-parallel-size is for one model: start a server for each")
+    if config.nnodes > 1 and not options.engine_process:
+        raise ConfigError("--nnodes needs an engine process: leave out --no-engine-process")
+    if options.headless and config.nnodes == 1:
+        raise ConfigError("--headless is for a host of several: give --nnodes and --node-rank")
+    if options.headless and config.node_rank == 0:
+        raise ConfigError("--headless is not for rank 0, which answers HTTP: give --node-rank")
+    if config.node_rank and not options.headless:
+        raise ConfigError(
+            f"--node-rank {config.node_rank} needs --headless: rank 0 alone answers HTTP"
+        )
+
+
+def follow(config: EngineConfig) -> int:
+    """Be a host that answers no HTTP, until a signal; returns the exit status."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+    def tell() -> None:
+        sys.stdout.write(f"Following: rank {config.node_rank} of {config.nnodes}\n")
+        sys.stdout.flush()
+
+    serve_headless(config, tell)
+    return 0
+
+
 def _allow_many_connections() -> None:
     """Each takes a file descriptor, of which many systems give 1,024 unless they are asked."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -165,6 +202,7 @@ def serve(
             runner.run(server.run_with(opening))
     finally:
         opening.close()
+        server.has_left()
     if server.failure is not None:
         raise server.failure
     return server.status if opening.opened.done() else None

@@ -127,6 +127,7 @@ class Server(uvicorn.Server):
         self._listener = listener
         self._opened: Opened | None = None
         self._has_had_signal = self._is_leaving = False
+        self._timer: threading.Timer | None = None  # from the order to leave on
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run_with(self, opening: Opening) -> None:
@@ -205,9 +206,14 @@ class Server(uvicorn.Server):
             logger.critical("The server has not come to its end in %g s: leaving as it is", seconds)
             os._exit(self.status)
 
-        timer = threading.Timer(seconds, leave)
-        timer.daemon = True
-        timer.start()
+        self._timer = threading.Timer(seconds, leave)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def has_left(self) -> None:
+        """Nothing is waited for any more, and so the process need not be ended."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     async def _drain(self, opened: Opened) -> None:
         """Let requests finish, and leave. Does nothing the second time."""

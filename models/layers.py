@@ -317,18 +317,24 @@ def run_layers(
     A Python loop over separate arrays: a scan would copy each layer's weights at every step. The
     layer is jitted by its family, so that it is traced once for all layers of a kind.
 
+    Of a model in stages (`paged.models.stages`) these are the layers that are here, and x is passed
+    on in the cache.
+
     Returns:
         (x [T, D], cache with this step's keys and values).
     """
     angles = angles or [rotation(config, meta.positions)] * config.num_layers
     of_group, arrays = meta.of_groups(), list(cache.layers)
     layers = Layers(params.layers)
+    x = x if cache.relay is None else cache.relay
     for home, turn, window in zip(cache.homes, angles, config.windows, strict=True):
+        if home is None:  # its devices have run it, or will
+            continue
         weights, x = layers.next(x)
         pages, group = arrays[home.array], of_group[home.group]
         x, pages = layer(weights, x, pages, turn, group, config=config, window=window)
         arrays[home.array] = pages
-    return x, PagedKVCache(tuple(arrays), cache.homes)
+    return x, PagedKVCache(tuple(arrays), cache.homes, x if None in cache.homes else None)
 
 
 def logits(params: DecoderParams, config: ModelConfig, hidden: jax.Array) -> jax.Array:

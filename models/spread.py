@@ -39,6 +39,7 @@ from paged.models.quantized import (
 from paged.models.quantized.channels import TILE
 from paged.models.quantized.groups import unit_of
 from paged.models.scaled_experts import ScaledExperts
+from paged.models.stages import Stage, of_stage
 from paged.models.weights import Dense, Embedding, ParamSpec, Portable, param_shapes
 
 # Inputs with these names are shared out, and nobody else adds up what comes of them.
@@ -277,10 +278,20 @@ def _input_axis(described: Any) -> str | None:
     return axis
 
 
-def spread_shapes(described: Any, config: ModelConfig, dtype: jnp.dtype, mesh: Mesh | None) -> Any:
-    """The shapes of the parameters, as the devices of a mesh have them; None for one device."""
-    shapes = param_shapes(spread_specs(described, config, mesh), dtype, mesh)
-    return spread_weights(described, shapes, mesh)
+def spread_shapes(
+    described: Any,
+    config: ModelConfig,
+    dtype: jnp.dtype,
+    mesh: Mesh | None,
+    stage: Stage | None = None,
+) -> Any:
+    """The shapes of the parameters, as the devices of a mesh have them; None for one device.
+
+    Args:
+        stage: what the devices have of the model; None for all of it.
+    """
+    shapes = param_shapes(of_stage(spread_specs(described, config, mesh), stage), dtype, mesh)
+    return spread_weights(of_stage(described, stage), shapes, mesh)
 
 
 def bytes_of_each(described: Any, config: ModelConfig, dtype: jnp.dtype, num_devices: int) -> int:

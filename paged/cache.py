@@ -70,6 +70,8 @@ class CacheSpec:
         head_dim: elements of one head.
         dtype: element type of the pages, one of KV_DTYPES.
         groups: the layers that share page tables; empty if all of the model's do.
+        of_layers: layers of the model, if some of them keep their tokens elsewhere: `groups` then
+            have those that do not.
         latent_rank: elements of the latent, of pages that hold a single row of head_dim elements
             for a token (num_kv_heads is 1), never in 8 bits; None for keys and values.
     """
@@ -82,10 +84,11 @@ class CacheSpec:
     dtype: jnp.dtype
     groups: tuple[LayerGroup, ...] = ()
     latent_rank: int | None = None
+    of_layers: int | None = None
 
     @property
-    def homes(self) -> tuple[Home, ...]:
-        """Where each layer of the model keeps its tokens."""
+    def homes(self) -> tuple[Home | None, ...]:
+        """Where each layer of the model keeps its tokens; None for those elsewhere."""
         if not self.groups:
             return tuple(Home(0, layer) for layer in range(self.num_layers))
         homes = {
@@ -93,7 +96,7 @@ class CacheSpec:
             for group, each in enumerate(self.groups)
             for array, layer in enumerate(each.layers)
         }
-        return tuple(homes[layer] for layer in range(len(homes)))
+        return tuple(homes.get(layer) for layer in range(self.of_layers or len(homes)))
 
     @property
     def windows(self) -> Windows:
@@ -157,11 +160,14 @@ class PagedKVCache:
 
     Attributes:
         layers: those of one layer of each group (see `paged.groups`).
-        homes: of the model's layers (static).
+        homes: of the model's layers (static); None of those whose pages are elsewhere.
+        relay: while a step runs whose layers are not all here, the hidden states [T, D] that come
+            from those before, and then those that are for the ones behind; else None.
     """
 
     layers: tuple[Pages, ...]
-    homes: tuple[Home, ...] = struct.field(pytree_node=False)
+    homes: tuple[Home | None, ...] = struct.field(pytree_node=False)
+    relay: jax.Array | None = None
 
     @classmethod
     def zeros(cls, spec: CacheSpec) -> PagedKVCache:

@@ -13,6 +13,9 @@ from pathlib import Path
 
 from paged.runtime.ending import TIME_TO_BE_KILLED
 
+PEER_LOST = 75
+"""Exit status of a process that ends because another host's part of its engine has."""
+
 # Seconds from losing the connection to a process until it must be gone.
 _TIME_TO_EXIT = 1.0
 
@@ -58,6 +61,8 @@ class ChildProcess:
         status = self._wait(_TIME_TO_EXIT)
         if status is None:
             return "the engine process hung up"
+        if status == PEER_LOST:
+            return "a process of the engine is gone, as the log of this one says"
         if status < 0:
             return f"the engine process was ended by signal {-status} ({signal.strsignal(-status)})"
         return f"the engine process ended with exit status {status}"

@@ -15,6 +15,7 @@ from paged.runtime.flags import (
     kv_cache_dtype,
     load_format,
     option,
+    port,
     quantization,
     size_or_auto,
 )
@@ -91,13 +92,26 @@ class EngineConfig:
     )
     tensor_parallel_size: int = option(
         1,
-        "Devices of this machine that share the model: each has its share of the weights and of "
-        "the KV pages. It must divide the attention heads.",
+        "Devices that share the model, in this machine or in --nnodes: each has its share of the "
+        "weights and of the KV pages. It must divide the attention heads.",
         also=("-tp", "--tp"),
         begins="devices",
     )
+    nnodes: int = option(
+        1,
+        "Processes that share the model's devices, one on each of several hosts, all started with "
+        "the same flags but for --node-rank.",
+    )
+    node_rank: int = option(0, "Which of them this is; 0 is the one that answers HTTP.")
+    master_addr: str = option("127.0.0.1", "Address of rank 0 that the others reach.")
+    master_port: int = option(
+        29501, "Port of rank 0 at which the others join.", type=port, metavar="PORT"
+    )
     pipeline_parallel_size: int = option(
-        1, "Always 1: devices share every layer (--tensor-parallel-size).", also=("-pp",)
+        1,
+        "Stages that the layers are divided into, each on --tensor-parallel-size devices of its "
+        "own. For room, not for speed: they take turns.",
+        also=("-pp",),
     )
     data_parallel_size: int = option(
         1, "Always 1: a server has one copy of a model; start another for another.", also=("-dp",)
@@ -195,6 +209,11 @@ class EngineConfig:
         None, "Folder of the persistent compilation cache; default ~/.cache/paged/jit, '' for none."
     )
 
+    @property
+    def devices_here(self) -> int:
+        """Devices that each process has of those that share the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size // self.nnodes
+
     def __post_init__(self) -> None:
         self._check_choices()
         self._check_offloading()
@@ -206,6 +225,7 @@ class EngineConfig:
                 f"got {self.block_size}"
             )
         self._check_devices()
+        self._check_hosts()
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
                 "--gpu-memory-utilization must be above 0 and at most 1, "
@@ -275,16 +295,46 @@ class EngineConfig:
             raise ConfigError(
                 f"--tensor-parallel-size must be at least 1, got {self.tensor_parallel_size}"
             )
-        if self.pipeline_parallel_size != 1:
+        if self.pipeline_parallel_size < 1:
             raise ConfigError(
-                f"--pipeline-parallel-size must be 1, got {self.pipeline_parallel_size}: devices "
-                "share every layer, which --tensor-parallel-size is for"
+                f"--pipeline-parallel-size must be at least 1, got {self.pipeline_parallel_size}"
+            )
+        if self.pipeline_parallel_size > 1 and (self.kv_offloading_size or self.cpu_offload_gb):
+            flag = "--kv-offloading-size" if self.kv_offloading_size else "--cpu-offload-gb"
+            raise ConfigError(
+                f"{flag} is for a model in one piece: leave it out, or --pipeline-parallel-size"
             )
         if self.data_parallel_size != 1:
             raise ConfigError(
                 f"--data-parallel-size must be 1, got {self.data_parallel_size}: a server has one "
                 "copy of a model. Start a server for each copy, on devices of its own "
                 "(CUDA_VISIBLE_DEVICES)"
+            )
+
+    def _check_hosts(self) -> None:
+        if self.nnodes < 1:
+            raise ConfigError(f"--nnodes must be at least 1, got {self.nnodes}")
+        if not 0 <= self.node_rank < self.nnodes:
+            raise ConfigError(
+                f"--node-rank must be at least 0 and below --nnodes ({self.nnodes}), "
+                f"got {self.node_rank}"
+            )
+        if not 1 <= self.master_port < 2**16:
+            raise ConfigError(f"--master-port must be between 1 and 65535, got {self.master_port}")
+        stages, devices = self.pipeline_parallel_size, self.tensor_parallel_size
+        if stages == 1 and devices % self.nnodes:
+            raise ConfigError(
+                f"--tensor-parallel-size {devices} cannot be shared by --nnodes {self.nnodes}, "
+                f"each with as many devices: give a multiple of {self.nnodes}"
+            )
+        if stages > 1 and stages % self.nnodes:
+            raise ConfigError(
+                f"--pipeline-parallel-size {stages} cannot be shared by --nnodes {self.nnodes}, "
+                f"each with as many whole stages: give a multiple of {self.nnodes}"
+            )
+        if self.nnodes > 1 and self.kv_offloading_size:
+            raise ConfigError(
+                "--kv-offloading-size is for the devices of one process: leave it out, or --nnodes"
             )
 
     def _check_offloading(self) -> None:

@@ -52,6 +52,7 @@ from paged.runtime.scheduler import Scheduler
 from paged.runtime.scores import keep_prompt_scores, scores_of
 from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits
 from paged.runtime.setup import open_disk_tier, prepare
+from paged.runtime.step_device import Device, alone
 from paged.runtime.step_record import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -70,10 +71,18 @@ class EngineCore:
         vocab_size: token ids are below it.
     """
 
-    def __init__(self, config: EngineConfig, source: ModelSource, *, progress: bool = True) -> None:
-        """Load, divide memory, compile. Raises ConfigError where flags do not fit."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        source: ModelSource,
+        lead: Callable[[Device], Device] = alone,
+        *,
+        progress: bool = True,
+    ) -> None:
+        """Load, divide memory, compile. For `lead` and what is raised see `prepare`."""
         clock = StartClock()
-        self._runner, scheduling, self.memory = prepare(config, source, clock, progress=progress)
+        prepared = prepare(config, source, clock, lead, progress=progress)
+        self._runner, scheduling, self.memory = prepared
         self.startup = clock.seconds
         self.max_model_len = scheduling.max_model_len
         self.vocab_size = source.config.vocab_size
@@ -437,8 +446,8 @@ class EngineCore:
             raise EngineDead(self._cause_of_death)
 
     def _die(self, error: Exception) -> list[SequenceOutput]:
-        cause = f"{type(error).__name__}: {error}"
         logger.exception("The engine stopped after an error in a step")
+        cause = self._runner.explain(error)
         self._cause_of_death = f"the engine stopped after an error in a step: {cause}"
         ended = [
             ending(owner.live, owner.index, "error", self._cause_of_death)

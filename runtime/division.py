@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from paged.cache import KV_DTYPES, CacheSpec
-from paged.groups import group_layers, most_pages
+from paged.groups import LayerGroup, group_layers, most_pages
 from paged.models.config import ModelConfig
 from paged.models.registry import get_family
 from paged.models.spread import spread_shapes
+from paged.models.stages import Stage
 from paged.runtime.backend import choose_backend
 from paged.runtime.buckets import FEWEST_ROWS_ON_GPU, Buckets
 from paged.runtime.config import EngineConfig
@@ -96,10 +97,12 @@ def scheduler_config(config: EngineConfig, shapes: StepShapes) -> SchedulerConfi
     )
 
 
-def weight_shapes(model: ModelConfig, dtype: jnp.dtype, placement: Placement) -> Any:
-    """The shapes of a model's weights, as all devices have them."""
+def weight_shapes(
+    model: ModelConfig, dtype: jnp.dtype, placement: Placement, stage: Stage | None = None
+) -> Any:
+    """The shapes of a model's weights, or of a stage's, as all devices have them."""
     specs = get_family(model.architecture).specs(model)
-    return spread_shapes(specs, model, dtype, placement.mesh)
+    return spread_shapes(specs, model, dtype, placement.mesh, stage)
 
 
 def shapes_before_pages(
@@ -109,6 +112,7 @@ def shapes_before_pages(
     device: jax.Device,
     dtype: jnp.dtype,
     budget: int | None,
+    stage: Stage | None = None,
 ) -> StepShapes:
     """Shapes with the number of pages still open: the longest sequence's worth."""
     model = model.share(placement.num_devices)
@@ -117,19 +121,18 @@ def shapes_before_pages(
     limits = _check_limits(config, step_limits(config, budget), length)
     groups = group_layers(model.windows, length)
     cache = CacheSpec(
-        num_layers=max(len(group.layers) for group in groups),
+        num_layers=model.num_layers,
         num_pages=-(-length // config.block_size) + 1,
         page_size=config.block_size,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         dtype=kv_dtype(config.kv_cache_dtype, dtype, device, latents=model.latent_rank is not None),
-        groups=groups,
         latent_rank=model.latent_rank,
     )
     return StepShapes(
         family=get_family(model.architecture),
         model=model,
-        cache=cache,
+        cache=cache_of(stage, cache, groups),
         buckets=Buckets.make(
             limits.max_num_seqs,
             limits.max_num_batched_tokens,
@@ -138,6 +141,20 @@ def shapes_before_pages(
         max_model_len=length,
         backend=choose_backend(config.attention_backend, device),
         placement=placement,
+        stage=stage,
+    )
+
+
+def cache_of(stage: Stage | None, cache: CacheSpec, groups: tuple[LayerGroup, ...]) -> CacheSpec:
+    """The pages of a stage's layers, of groups of all layers; of all of them without a stage."""
+    if stage is None:
+        return replace(cache, groups=groups, num_layers=max(len(each.layers) for each in groups))
+    own = stage.own(groups)
+    return replace(
+        cache,
+        groups=own,
+        num_layers=max(len(each.layers) for each in own),
+        of_layers=sum(len(each.layers) for each in groups),
     )
 
 

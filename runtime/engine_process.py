@@ -17,7 +17,8 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paged.models.reports import reports_to
 from paged.runtime.clients import Client, Clients
@@ -41,6 +42,10 @@ from paged.runtime.wire import (
     ToEngine,
     WasReset,
 )
+
+if TYPE_CHECKING:
+    from paged.models.loading import ModelSource
+    from paged.runtime.step_device import Device
 
 logger = logging.getLogger(__name__)
 
@@ -177,9 +182,21 @@ def load_core(config: EngineConfig) -> ServedCore:
     # Here, so that the watcher runs before the seconds that importing JAX takes.
     from paged.runtime.core import EngineCore
 
-    core = EngineCore(config, find_model(config))
+    source = find_model(config)
+    core = EngineCore(config, source, _lead(config, source))
     gc.freeze()  # what start-up made lives as long as this process
     return core
+
+
+def _lead(config: EngineConfig, source: ModelSource) -> Callable[[Device], Device]:
+    """What has others follow a device, when all processes that share the model are there."""
+    from paged.runtime.step_device import alone
+
+    if config.nnodes == 1:
+        return alone
+    from paged.runtime.hosts.leader import LeadingDevice, gather
+
+    return partial(LeadingDevice, followers=gather(config, source))
 
 
 if __name__ == "__main__":

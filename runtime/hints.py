@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Mapping
 
 _COMPILED = "every step is compiled ahead, for sizes that Paged chooses; drop it"
-_ONE_MACHINE = "a model's devices are all in one machine; drop it"
 _COPIES = "start a server for each copy, on devices of its own (CUDA_VISIBLE_DEVICES)"
 _NO_LORA = "there are no LoRA adapters yet"
 _NO_DRAFTS = "there is no speculative decoding yet; drop it"
@@ -43,7 +42,7 @@ FLAGS = {
     "--disable-custom-all-reduce": "XLA chooses how devices add up; see docs/tensor_parallel.md",
     "--disable-fastapi-docs": "/docs only lists the routes there are; hide it in a proxy",
     "--disable-radix-cache": "did you mean --no-enable-prefix-caching?",
-    "--distributed-executor-backend": "one process has all devices of a model; drop it",
+    "--distributed-executor-backend": "each host has one process, see --nnodes; drop it",
     "--dp": "did you mean -dp?",
     "--enable-cache-report": "the usage always tells cached tokens; drop it",
     "--enable-deterministic-inference": "there is no batch-invariant mode; drop it",
@@ -72,8 +71,6 @@ FLAGS = {
     "--logits-processors": "there are no plugins; see logit_bias, bad_words, structured_outputs",
     "--logprobs-mode": "they are those before temperature, penalties and masks; drop it",
     "--lora-modules": _NO_LORA,
-    "--master-addr": _ONE_MACHINE,
-    "--master-port": _ONE_MACHINE,
     "--max-batch-prefill-tokens": "did you mean --max-num-batched-tokens?",
     "--max-batch-size": "did you mean --max-num-seqs?",
     "--max-batch-total-tokens": "did you mean --max-num-batched-tokens?",
@@ -104,10 +101,8 @@ FLAGS = {
     "--model-impl": "Paged has its own code for each family of models; drop it",
     "--model-path": "did you mean --model?",
     "--models": "list them in a --config file, under `models`",
-    "--nnodes": _ONE_MACHINE,
     "--no-async-scheduling": _ALL_OVERLAP,
     "--no-scheduler-reserve-full-isl": "a prompt waits until all its pages fit; drop it",
-    "--node-rank": _ONE_MACHINE,
     "--num-gpu-blocks-override": "did you mean --kv-cache-memory-bytes?",
     "--num-gpu-blocks-util": "did you mean --gpu-memory-utilization?",
     "--num-scheduler-steps": "the next step never waits for the host; drop it",

@@ -98,6 +98,7 @@ def _process() -> str:
             source_digest(),
             f"jax {jax.__version__}, jaxlib {version('jaxlib')}",
             device.client.platform_version,
+            f"process {jax.process_index()} of {jax.process_count()}",
             f"{device.device_kind} {getattr(device, 'compute_capability', '')}",
             _host() if device.platform == "cpu" else "",
             os.environ.get("XLA_FLAGS", ""),

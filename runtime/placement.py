@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from paged.cache import CacheSpec, PagedKVCache
@@ -30,7 +31,7 @@ class Placement:
     """Where a model runs.
 
     Attributes:
-        mesh: the devices that share it, in one axis; None for one device.
+        mesh: the devices that share it, in one axis; None for the default device.
         latents: its pages hold latents, which all heads share.
     """
 
@@ -38,9 +39,15 @@ class Placement:
     latents: bool = False
 
     @classmethod
-    def on(cls, devices: Sequence[jax.Device], *, latents: bool = False) -> Placement:
-        """Of a model on these devices."""
-        if len(devices) == 1:
+    def on(
+        cls, devices: Sequence[jax.Device], *, latents: bool = False, pinned: bool = False
+    ) -> Placement:
+        """Of a model on these devices.
+
+        Args:
+            pinned: a single one is not just the default device.
+        """
+        if len(devices) == 1 and not pinned:
             return cls()
         mesh = Mesh(np.array(devices), (TENSOR,), axis_types=(AxisType.Auto,))
         return cls(mesh, latents)
@@ -141,16 +148,37 @@ ONE_DEVICE = Placement()
 """All on the default device."""
 
 
-def choose_devices(number: int) -> tuple[jax.Device, ...]:
-    """The first of this process's devices.
+def choose_devices(number: int, num_stages: int = 1) -> tuple[jax.Device, ...]:
+    """The first devices of this process, or of each of those that share the model.
+
+    Args:
+        number: of each stage.
 
     Raises:
         ConfigError: there are fewer.
     """
-    devices = jax.local_devices()
-    if number > len(devices):
+    local = jax.local_devices()
+    each = number * num_stages // jax.process_count()
+    if each > len(local):
+        stages = f" --pipeline-parallel-size {num_stages}" if num_stages > 1 else ""
+        wanted = "as many devices" if each == number else f"{each} devices in each process"
         raise ConfigError(
-            f"--tensor-parallel-size {number} needs as many devices, and JAX finds "
-            f"{len(devices)} here. Use at most that."
+            f"--tensor-parallel-size {number}{stages} needs {wanted}, and JAX finds "
+            f"{len(local)} here. Use at most that."
         )
-    return tuple(devices[:number])
+    of_process: dict[int, list[jax.Device]] = {}
+    for device in jax.devices():
+        of_process.setdefault(device.process_index, []).append(device)
+    return tuple(device for devices in of_process.values() for device in devices[:each])
+
+
+def own_devices(devices: Sequence[jax.Device]) -> list[jax.Device]:
+    """Those of them that are this process's."""
+    return [device for device in devices if device.process_index == jax.process_index()]
+
+
+def least_of_all(number: int) -> int:
+    """The least of what the processes that share a model say; all of them must ask."""
+    if jax.process_count() == 1:
+        return number
+    return int(np.min(multihost_utils.process_allgather(np.int64(number))))

@@ -8,10 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 from jax.stages import Compiled
 
 from paged.cache import PagedKVCache, copy_pages, read_pages, write_pages
+from paged.models.stages import Stage
 from paged.models.weights import PINNED
+from paged.runtime.batch import SAMPLING_FIELDS
 from paged.runtime.buckets import Bucket
 from paged.runtime.compiler import Compiler, memory_to_run
 from paged.runtime.lowering import Job, Key
@@ -28,6 +31,7 @@ from paged.runtime.steps import (
     forward,
     sample,
     score,
+    take,
     update_tables,
 )
 
@@ -66,7 +70,7 @@ def step_memory(shapes: StepShapes, params: Any, compiler: Compiler) -> int:
         ("sample", shapes.buckets.sampling[-1], SamplingMode.LOGPROBS),
         ("score", shapes.buckets.mixed[-1]),
     )
-    first, fixed = {key: jobs[key] for key in largest}, _fixed(shapes)
+    first, fixed = {key: jobs[key] for key in largest if key in jobs}, _fixed(shapes)
     compiler.begin(fixed, first.items())
     compiler.begin(fixed, ((key, job) for key, job in jobs.items() if key[0] not in _TAKE_PAGES))
     return memory_to_run(compiler.programs(fixed, first.items()).values())
@@ -75,13 +79,13 @@ def step_memory(shapes: StepShapes, params: Any, compiler: Compiler) -> int:
 def abstract(tree: Any) -> Any:
     """The shapes and dtypes of a pytree's arrays, and how they are shared among devices.
 
-    On one device there is nothing to share: the same whether the arrays exist yet or not. Which of
-    them are in host memory is told in any case.
+    On the default device there is nothing to share: the same whether the arrays exist yet or not.
+    Which of them are in host memory is told in any case.
     """
 
     def shape_of(x: Any) -> jax.ShapeDtypeStruct:
         sharding = getattr(x, "sharding", None)
-        shared = sharding is not None and len(sharding.device_set) > 1
+        shared = isinstance(sharding, NamedSharding)
         matters = shared or (sharding is not None and sharding.memory_kind == PINNED)
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding if matters else None)
 
@@ -90,7 +94,8 @@ def abstract(tree: Any) -> Any:
 
 def _fixed(shapes: StepShapes) -> Any:
     """What all programs are specialised for, beside their arguments."""
-    return shapes.model, shapes.buckets, shapes.max_model_len, shapes.backend, shapes.tilings
+    common = shapes.model, shapes.buckets, shapes.max_model_len, shapes.backend, shapes.tilings
+    return common if shapes.stage is None else (*common, shapes.stage)
 
 
 def all_jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
@@ -98,31 +103,64 @@ def all_jobs(shapes: StepShapes, params: Any) -> Iterator[tuple[Key, Job]]:
     cache = shapes.placement.cache_shapes(shapes.cache)
     slots = jax.eval_shape(shapes.slot_state)
     state = jax.eval_shape(shapes.sampler_state)
-    yield from _step_jobs(shapes, params, cache, slots, state)
+    yield from _forward_jobs(shapes, params, cache, slots)
+    if shapes.stage is None or shapes.stage.is_last:
+        yield from _token_jobs(shapes, params, slots, state)
+        yield from _sampler_jobs(shapes, state)
+    elif shapes.stage.is_first:
+        yield from _take_jobs(shapes, slots)
     yield from _page_jobs(shapes, cache)
-    yield from _slot_jobs(shapes, slots, state)
+    job = shapes.placement.job
+    yield ("update_tables",), job(update_tables, (slots, _int32(UPDATE_ROOM, 3)), (0,))
 
 
-def _step_jobs(
-    shapes: StepShapes, params: Any, cache: PagedKVCache, slots: Any, state: Any
+def call_keys(shapes: StepShapes) -> tuple[Key, ...]:
+    """What a device can be called with, in an order that is the same in all processes of it."""
+    buckets = shapes.buckets
+    return (
+        *(("forward", bucket) for bucket in buckets.all()),
+        *(("score", size) for size in buckets.scoring),
+        *(("sample", rows, mode) for mode in SamplingMode for rows in buckets.sampling),
+        *(("copy_pages",), ("update_tables",)),
+        *(("load_history",), ("load_rules",), ("load_masks",)),
+    )
+
+
+def _forward_job(
+    shapes: StepShapes, params: Any, cache: PagedKVCache, slots: Any, bucket: Bucket
+) -> Job:
+    place, stage = shapes.placement, shapes.stage
+    step = partial(forward, shapes=shapes, bucket=bucket)
+    args: tuple[Any, ...] = (params, cache, slots, _int32(shapes.layout(bucket).size))
+    if stage is not None and not stage.is_first:
+        args += (relay_shape(stage, bucket),)
+    return place.job(step, args, (1, 2), out=(place.pages, COPIED, COPIED))
+
+
+def relay_shape(stage: Stage, bucket: Bucket) -> jax.ShapeDtypeStruct:
+    """The hidden states of a step, from stage to stage."""
+    return jax.ShapeDtypeStruct((bucket.num_tokens, stage.hidden_size), stage.dtype)
+
+
+def _forward_jobs(
+    shapes: StepShapes, params: Any, cache: PagedKVCache, slots: Any
 ) -> Iterator[tuple[Key, Job]]:
-    """What computes, scores and samples tokens.
+    """What computes tokens.
 
     The slowest are the smallest steps on a GPU, where XLA tries many ways for each product, and
     then the largest.
     """
-
-    place = shapes.placement
-
-    def forward_job(bucket: Bucket) -> Job:
-        step = partial(forward, shapes=shapes, bucket=bucket)
-        args = (params, cache, slots, _int32(shapes.layout(bucket).size))
-        return place.job(step, args, (1, 2), out=(place.pages, COPIED, COPIED))
-
-    smallest = forward_job(shapes.buckets.all()[-1])
-    out = jax.eval_shape(smallest.function, *smallest.args)[2]
     for bucket in sorted(shapes.buckets.all(), key=lambda each: each.num_tokens > _FEW_TOKENS):
-        yield ("forward", bucket), forward_job(bucket)
+        yield ("forward", bucket), _forward_job(shapes, params, cache, slots, bucket)
+
+
+def _token_jobs(
+    shapes: StepShapes, params: Any, slots: Any, state: Any
+) -> Iterator[tuple[Key, Job]]:
+    """What scores and samples tokens."""
+    place, cache = shapes.placement, shapes.placement.cache_shapes(shapes.cache)
+    smallest = _forward_job(shapes, params, cache, slots, shapes.buckets.all()[-1])
+    out = jax.eval_shape(smallest.function, *smallest.args)[2]
     for size in shapes.buckets.scoring:
         hidden = jax.ShapeDtypeStruct((size, out.last_hidden.shape[1]), out.last_hidden.dtype)
         scored = (params.without_layers, hidden, _int32(size))
@@ -148,10 +186,17 @@ def _page_jobs(shapes: StepShapes, cache: PagedKVCache) -> Iterator[tuple[Key, J
         yield ("write_pages", *shape), place.job(write_pages, written, (0,), out=(pages, COPIED))
 
 
-def _slot_jobs(shapes: StepShapes, slots: Any, state: Any) -> Iterator[tuple[Key, Job]]:
-    """What tells slots of their sequences."""
+def _take_jobs(shapes: StepShapes, slots: Any) -> Iterator[tuple[Key, Job]]:
+    """What takes tokens that another stage has chosen."""
+    sampling = _int32(shapes.buckets.sampling[-1], len(SAMPLING_FIELDS))
+    for rows in shapes.buckets.sampling:
+        args = (slots, sampling, _int32(rows))
+        yield ("take", rows), shapes.placement.job(partial(take, num_rows=rows), args, (0,))
+
+
+def _sampler_jobs(shapes: StepShapes, state: Any) -> Iterator[tuple[Key, Job]]:
+    """What tells the sampler of the sequences in slots."""
     job = shapes.placement.job
-    yield ("update_tables",), job(update_tables, (slots, _int32(UPDATE_ROOM, 3)), (0,))
     number, flag = _int32(), jax.ShapeDtypeStruct((), jnp.bool_)
     history = (state, number, _int32(HISTORY_ROOM), number, flag)
     yield ("load_history",), job(load_history, history, (0,))

@@ -1,4 +1,4 @@
-"""The device side of an engine: parameters, pages and slot state, and the launching of steps.
+"""Steps as an engine launches them: plans made into what the device is called with.
 
 `launch` only enqueues: its result is read one step later, when the next step is already queued.
 """
@@ -17,16 +17,15 @@ from paged.host_pages import PageMove
 from paged.models.layers import DecoderParams
 from paged.runtime.batch import SlotSampling, pack, pack_updates
 from paged.runtime.buckets import Bucket
-from paged.runtime.compiler import Compiler
 from paged.runtime.fingerprint import fingerprint
 from paged.runtime.host_store import HostStore
 from paged.runtime.kept_files import source_digest
 from paged.runtime.load_costs import LoadCosts, load_costs
 from paged.runtime.plan import PageCopy, Row, StepPlan
-from paged.runtime.programs import Programs
-from paged.runtime.sampler import EVERY_TOKEN, SamplingMode, TokenLogprobs
+from paged.runtime.sampler import EVERY_TOKEN, SamplingMode, TokenLogprobs, num_words
 from paged.runtime.sampling_params import SamplingParams
 from paged.runtime.sequence import Sequence
+from paged.runtime.step_device import Device
 from paged.runtime.steps import (
     COPY_ROOM,
     HISTORY_ROOM,
@@ -36,7 +35,6 @@ from paged.runtime.steps import (
     UPDATE_ROOM,
     ForwardOut,
     Sampled,
-    StepShapes,
 )
 
 FOREVER = 2**30
@@ -122,7 +120,6 @@ class Started:
     bucket: Bucket
     launch_time: float
     slots: NDArray[np.int32]
-    out: ForwardOut
     prompt_logprobs: TokenLogprobs | None
 
 
@@ -153,23 +150,16 @@ class InFlight:
 
 
 class StepRunner:
-    """Owns everything on the device; every call enqueues work and returns.
+    """Launches steps on a device; every call enqueues work and returns.
 
     Attributes:
         host: where pages go that leave the device.
     """
 
-    def __init__(
-        self, shapes: StepShapes, params: DecoderParams, compiler: Compiler, *, progress: bool
-    ) -> None:
-        """Compile every program, then take the memory of pages and slots."""
-        self.shapes = shapes
-        self._params = params
-        self._head = params.without_layers
-        self._programs = Programs(shapes, params, compiler, show_progress=progress)
-        self._cache = shapes.placement.zeros(shapes.cache)
-        self._slots = shapes.placement.copied(shapes.slot_state())
-        self._sampler = shapes.placement.copied(shapes.sampler_state())
+    def __init__(self, device: Device) -> None:
+        self.shapes = shapes = device.shapes
+        self._device = device
+        self._num_words = num_words(shapes.model.vocab_size)
         self._sampling = SlotSampling(shapes.buckets.max_num_seqs)
         self._modes: NDArray[np.int8] = np.zeros(shapes.buckets.max_num_seqs, np.int8)
         self._scoring: set[int] = set()
@@ -177,21 +167,22 @@ class StepRunner:
         self._masked: set[int] = set()
         if jax.default_backend() != "cpu":
             self._run_each_step_once()
-        self.host = HostStore(shapes, self._programs, self._cache.layers[0].values.sharding)
+        sharding = device.cache.layers[0].values.sharding
+        self.host = HostStore(shapes, device.programs, sharding)
 
     @property
     def params(self) -> DecoderParams:
         """The weights."""
-        return self._params
+        return self._device.params
 
     def counted(self, bucket: Bucket) -> Mapping[str, float]:
         """What XLA counts in the forward program of a bucket, such as "flops"; maybe nothing."""
-        return self._programs["forward", bucket].cost_analysis() or {}
+        return self._device.programs["forward", bucket].cost_analysis() or {}
 
     def measure_loads(self) -> LoadCosts:
         """What it costs to load host pages, and to compute tokens instead."""
         size = MOST_MOVED
-        self._cache, (one, many) = self.host.time_loads(self._cache)
+        self._device.cache, (one, many) = self.host.time_loads(self._device.cache)
         bucket = self.shapes.buckets.all()[0]
         step = min(self._time_step(bucket) for _ in range(3))
         return load_costs(one, many, size, step, bucket.num_tokens)
@@ -203,18 +194,20 @@ class StepRunner:
     def fingerprint(self) -> str:
         """A name for what this model writes to its pages, here and in other processes."""
         cache, size = replace(self.shapes.cache, num_pages=0), self.shapes.placement.num_devices
-        return fingerprint(self._params, (self.shapes.model, cache, size, source_digest()))
+        return fingerprint(self._device.params, (self.shapes.model, cache, size, source_digest()))
 
     def move(self, moves: tuple[PageMove, ...]) -> None:
         """Enqueue moves of pages to the host and back."""
-        self._cache = self.host.move(self._cache, moves)
+        self._device.cache = self.host.move(self._device.cache, moves)
 
     def close(self) -> None:
         """Give the device's memory back."""
         self.host.close()
-        held = (self._params, self._cache, self._slots, self._sampler)
-        for array in jax.tree.leaves(held):
-            array.delete()
+        self._device.close()
+
+    def explain(self, error: Exception) -> str:
+        """What a step has failed of."""
+        return self._device.explain(error)
 
     def admit(self, sequence: Sequence, request: SlotRequest) -> None:
         """Prepare the slot that a sequence was given, before the step that first uses it."""
@@ -254,15 +247,11 @@ class StepRunner:
         self.move(plan.moves)
         self._copy_pages(plan.copies)
         packed = pack(plan, layout, self._sampling)
-        # The call itself transfers it, in a third of the time that `device_put` takes before one,
-        # maybe after it has returned: from here on nobody writes to the array.
-        self._cache, self._slots, out = self._programs["forward", bucket](
-            self._params, self._cache, self._slots, packed
-        )
+        self._device.call(("forward", bucket), packed)
         launch_time = time.perf_counter()
-        prompt_logprobs = self._score(plan, bucket, out) if scores else None
+        prompt_logprobs = self._score(plan, bucket) if scores else None
         slots = layout.slots(packed, len(plan.rows))
-        return Started(plan, bucket, launch_time, slots, out, prompt_logprobs)
+        return Started(plan, bucket, launch_time, slots, prompt_logprobs)
 
     def load_masks(self, slots: list[int], masks: NDArray[np.int32]) -> None:
         """Say which tokens may come next in slots that have a grammar: masks [len(slots), W]."""
@@ -273,12 +262,11 @@ class StepRunner:
             padded[: len(part)] = masks[start : start + MASK_ROOM]
             places = np.full(MASK_ROOM, self.shapes.buckets.max_num_seqs, np.int32)
             places[: len(part)] = part
-            inputs = jax.device_put((places, padded))
-            self._sampler = self._programs[("load_masks",)](self._sampler, *inputs)
+            self._device.call(("load_masks",), places, padded)
 
     def finish(self, step: Started) -> InFlight:
         """Enqueue the choice of a started step's tokens. Steps are finished in their order."""
-        sampled = self._sample(step.slots, step.out)
+        sampled = self._sample(step.slots)
         result = InFlight(step.plan, step.bucket, step.launch_time, sampled, step.prompt_logprobs)
         for array in jax.tree.leaves((result.sampled, result.prompt_logprobs)):
             array.copy_to_host_async()
@@ -287,20 +275,17 @@ class StepRunner:
     def _run_each_step_once(self) -> None:
         """Run every step without any row: a GPU takes up to 0.2 s to prepare a program's first."""
         for bucket in self.shapes.buckets.all():
-            out = self._run_empty(bucket)
+            self._run_empty(bucket)
         for mode in SamplingMode:
             for rows in self.shapes.buckets.sampling:
-                self._enqueue_sampling(rows, mode, out)
-        jax.block_until_ready(self._slots)
+                self._device.call(("sample", rows, mode))
+        self._device.wait()
 
     def _run_empty(self, bucket: Bucket) -> ForwardOut:
         """Enqueue a step without any row, which takes the time of a full one but for attention."""
         nothing = StepPlan(rows=(), admitted=(), page_updates=(), copies=())
         packed = pack(nothing, self.shapes.layout(bucket), self._sampling)
-        out: ForwardOut
-        self._cache, self._slots, out = self._programs["forward", bucket](
-            self._params, self._cache, self._slots, packed
-        )
+        out: ForwardOut = self._device.call(("forward", bucket), packed)
         return out
 
     def _time_step(self, bucket: Bucket) -> float:
@@ -309,25 +294,17 @@ class StepRunner:
         jax.block_until_ready(self._run_empty(bucket))
         return time.perf_counter() - started
 
-    def _sample(self, slots: NDArray[np.int32], out: ForwardOut) -> Sampled:
+    def _sample(self, slots: NDArray[np.int32]) -> Sampled:
         """Enqueue the choice of a token for each row; `slots` are the rows'."""
         mode = SamplingMode(int(self._modes[slots].max()))
-        return self._enqueue_sampling(self.shapes.buckets.sampling_rows(len(slots)), mode, out)
-
-    def _enqueue_sampling(self, rows: int, mode: SamplingMode, out: ForwardOut) -> Sampled:
-        sample = self._programs["sample", rows, mode]
-        kept = self._sampler if mode >= SamplingMode.ADJUSTED else None
-        self._slots, kept, sampled = sample(
-            self._head, self._slots, kept, out.last_hidden, out.sampling
-        )
-        if kept is not None:
-            self._sampler = kept
+        rows = self.shapes.buckets.sampling_rows(len(slots))
+        sampled: Sampled = self._device.call(("sample", rows, mode))
         return sampled
 
     def _scores_prompt(self, row: Row) -> bool:
         return row.slot in self._scoring and row.start + 1 < len(row.sequence.prompt)
 
-    def _score(self, plan: StepPlan, bucket: Bucket, out: ForwardOut) -> TokenLogprobs:
+    def _score(self, plan: StepPlan, bucket: Bucket) -> TokenLogprobs:
         """Score every token of the step by the one that follows it in its prompt."""
         targets = np.zeros(bucket.num_tokens, np.int32)
         begin = 0
@@ -335,8 +312,8 @@ class StepRunner:
             following = row.sequence.prompt[row.start + 1 : row.start + 1 + row.length]
             targets[begin : begin + len(following)] = following
             begin += row.length
-        program = self._programs["score", bucket.num_tokens]
-        return program(self._head, out.hidden, jax.device_put(targets))
+        scores: TokenLogprobs = self._device.call(("score", bucket.num_tokens), targets)
+        return scores
 
     def _make_room(self, plan: StepPlan, room: int) -> StepPlan:
         """Send page updates that a step has no room for ahead of it."""
@@ -345,8 +322,7 @@ class StepRunner:
             return plan
         while len(updates) > room:
             ahead, updates = updates[:UPDATE_ROOM], updates[UPDATE_ROOM:]
-            packed = jax.device_put(pack_updates(ahead, UPDATE_ROOM))
-            self._slots = self._programs[("update_tables",)](self._slots, packed)
+            self._device.call(("update_tables",), pack_updates(ahead, UPDATE_ROOM))
         return replace(plan, page_updates=updates)
 
     def _copy_pages(self, copies: tuple[PageCopy, ...]) -> None:
@@ -356,8 +332,7 @@ class StepRunner:
             pairs[1] = self.shapes.cache.num_pages + np.arange(COPY_ROOM)
             part = copies[start : start + COPY_ROOM]
             pairs[:, : len(part)] = np.array(part, np.int32).T
-            source, target = jax.device_put((pairs[0], pairs[1]))
-            self._cache = self._programs[("copy_pages",)](self._cache, source, target)
+            self._device.call(("copy_pages",), pairs[0], pairs[1])
 
     def _load_rules(self, slot: int, rules: list[tuple[int, float, int]]) -> None:
         """Set a slot's rules, also to none where the sequence before it left some."""
@@ -368,12 +343,10 @@ class StepRunner:
         bias, until = np.zeros(NUM_RULES, np.float32), np.zeros(NUM_RULES, np.int32)
         for i, rule in enumerate(rules):
             tokens[i], bias[i], until[i] = rule
-        inputs = jax.device_put((np.int32(slot), tokens, bias, until))
-        self._sampler = self._programs[("load_rules",)](self._sampler, *inputs)
+        self._device.call(("load_rules",), np.int32(slot), tokens, bias, until)
 
     def _forget_mask(self, slot: int) -> None:
-        num_words = self._sampler.allowed.shape[1]
-        self.load_masks([slot], np.full((1, num_words), EVERY_TOKEN, np.int32))
+        self.load_masks([slot], np.full((1, self._num_words), EVERY_TOKEN, np.int32))
         self._masked.discard(slot)
 
     def _load_history(self, slot: int, sequence: Sequence) -> None:
@@ -383,5 +356,5 @@ class StepRunner:
             tokens = np.full(HISTORY_ROOM, self.shapes.model.vocab_size, np.int32)
             tokens[: len(part)] = part
             num_prompt = np.int32(max(len(sequence.prompt) - start, 0))
-            inputs = jax.device_put((np.int32(slot), tokens, num_prompt, np.bool_(start == 0)))
-            self._sampler = self._programs[("load_history",)](self._sampler, *inputs)
+            is_first = np.bool_(start == 0)
+            self._device.call(("load_history",), np.int32(slot), tokens, num_prompt, is_first)

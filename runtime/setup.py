@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import batched
 from math import ceil
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from paged.cache import read_pages
+from paged.groups import group_layers
 from paged.models.config import ModelConfig, resolve_dtype
 from paged.models.loading import ModelSource
 from paged.models.mesh import shares
@@ -24,6 +26,7 @@ from paged.models.offloading import OnHost, host_shapes
 from paged.models.quantized import weight_bytes
 from paged.models.registry import get_family
 from paged.models.spread import check_devices
+from paged.models.stages import Stage, divide
 from paged.models.weights import for_device
 from paged.pool import PagePool
 from paged.runtime.about import StartClock
@@ -36,6 +39,7 @@ from paged.runtime.disk_pages import DiskPages
 from paged.runtime.disk_tier import DiskTier
 from paged.runtime.division import (
     DEVICE_RESERVE,
+    cache_of,
     memory_plan,
     num_bytes,
     scheduler_config,
@@ -51,10 +55,12 @@ from paged.runtime.memory import (
     check_host_memory,
     size_text,
 )
-from paged.runtime.placement import Placement, choose_devices
+from paged.runtime.pipeline import Pipeline
+from paged.runtime.placement import Placement, choose_devices, least_of_all, own_devices
 from paged.runtime.programs import step_memory
 from paged.runtime.runner import StepRunner
 from paged.runtime.scheduler import SchedulerConfig
+from paged.runtime.step_device import Device, StepDevice, alone
 from paged.runtime.steps import StepShapes
 from paged.runtime.tuning import tilings_for
 from paged.runtime.weight_offload import cost_report, layers_on_host
@@ -74,7 +80,15 @@ def claim_devices(config: EngineConfig) -> tuple[jax.Device, ...]:
 
     What the user has put into the environment wins. What is put there here does not stay: it would
     be the share of the processes that this one starts, too.
+
+    Raises:
+        ConfigError: they are not there, or not joined with those of other processes.
     """
+    if config.nnodes > 1 and not jax.distributed.is_initialized():
+        raise ConfigError(
+            "--nnodes is for `paged serve` and its engine process, which is started again when a "
+            "host is lost: leave it out here"
+        )
     limits = {}
     if not any(name in os.environ for name in MEMORY_FRACTIONS):
         limits[MEMORY_FRACTIONS[0]] = str(config.gpu_memory_utilization)
@@ -84,7 +98,7 @@ def claim_devices(config: EngineConfig) -> tuple[jax.Device, ...]:
         limits[_PINNED_LIMIT] = str(pinned)
     os.environ |= limits
     try:
-        return choose_devices(config.tensor_parallel_size)
+        return choose_devices(config.tensor_parallel_size, config.pipeline_parallel_size)
     except (RuntimeError, AssertionError) as error:  # the latter without the plugin for GPUs
         wanted = os.environ.get("JAX_PLATFORMS") or "any platform"
         cause = f" ({error})".replace("\n", " ") if str(error) else ""
@@ -98,8 +112,41 @@ def claim_devices(config: EngineConfig) -> tuple[jax.Device, ...]:
 
 
 def prepare(
-    config: EngineConfig, source: ModelSource, clock: StartClock, *, progress: bool
+    config: EngineConfig,
+    source: ModelSource,
+    clock: StartClock,
+    lead: Callable[[Device], Device] = alone,
+    *,
+    progress: bool,
 ) -> tuple[StepRunner, SchedulerConfig, MemoryPlan]:
+    """Divide the memory, load the weights, compile every program, and measure what is to be known.
+
+    Args:
+        clock: is told of the phases.
+        lead: makes of the device one that has others follow, if there are any.
+
+    Raises:
+        ConfigError: see `prepare_device`.
+    """
+    device, memory = prepare_device(config, source, clock, progress=progress)
+    with clock.phase("compile"):
+        runner = StepRunner(lead(device))
+    scheduling = scheduler_config(config, runner.shapes)
+    if memory.weights_on_host:
+        layers = device.params.layers
+        counts = sum(isinstance(each, OnHost) for each in layers), len(layers)
+        seconds = runner.measure_smallest_step()
+        logger.warning("%s", cost_report(*counts, memory.weights_on_host, seconds))
+    if memory.num_host_pages:
+        costs = runner.measure_loads()
+        logger.info("%s", costs.report(memory.bytes_per_host_page))
+        scheduling = replace(scheduling, load_costs=costs)
+    return runner, scheduling, memory
+
+
+def prepare_device(
+    config: EngineConfig, source: ModelSource, clock: StartClock, *, progress: bool
+) -> tuple[Device, MemoryPlan]:
     """Divide the memory, load the weights and compile every program.
 
     Args:
@@ -110,7 +157,7 @@ def prepare(
             unless something else takes the device's memory meanwhile.
     """
     try:
-        return _prepare(config, source, clock, progress=progress)
+        return _prepare_device(config, source, clock, progress=progress)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -122,47 +169,155 @@ def prepare(
         ) from error
 
 
-def _prepare(
+def _prepare_device(
     config: EngineConfig, source: ModelSource, clock: StartClock, *, progress: bool
-) -> tuple[StepRunner, SchedulerConfig, MemoryPlan]:
+) -> tuple[Device, MemoryPlan]:
     _check_page_folder(config.kv_offloading_dir)
     use_compile_cache(config.compile_cache_dir)
     with clock.phase("device"):
         devices = claim_devices(config)
-    device = devices[0]
+    device = own_devices(devices)[0]
     source = _with_weights_on_host(config, source, device)
-    on_host = source.on_host
-    # Processes that have no device cannot be told which arguments are in its host's memory.
-    with Compiler(0 if on_host else processes_for(devices), devices) as compiler:
+    dtype = resolve_dtype(config.dtype, source.config, device.platform)
+    with ExitStack() as compilers:
+        parts = _parts(config, source, devices, dtype, compilers)
         with clock.phase("memory"):
-            shapes, dtype, memory = _divide_memory(
-                config, source.config, devices, compiler, on_host=on_host, progress=progress
-            )
-        logger.info("%s", memory.report())
+            divided = _agreed([_divided(config, source, part, progress) for part in parts])
         tell_quantization(source.config, source.specs, dtype)
-        if device.platform == "cpu":
-            check_host_memory(memory, available_memory())
-        described = weight_shapes(source.config, dtype, shapes.placement)
-        if slower := slower_paths(shapes, dtype, device, described):
-            logger.warning("Not the fastest way of %s: %s", device.device_kind, "; ".join(slower))
-        with timed(f"Loaded {source.name}"), clock.phase("weights"):
-            params = source.load(
-                dtype, seed=config.seed, progress=progress, mesh=shapes.placement.mesh
-            )
-            params = for_device(params, device)
-            jax.block_until_ready(params)
+        loaded: list[StepDevice] = []
+        for part, (shapes, memory) in zip(parts, divided, strict=True):
+            logger.info("%s", memory.report())
+            if device.platform == "cpu":
+                check_host_memory(memory, available_memory())
+            loaded.append(_loaded(config, source, clock, part, shapes, dtype, progress))
+        if parts[0].stage is None:
+            return loaded[0], memory
         with clock.phase("compile"):
-            runner = StepRunner(shapes, params, compiler, progress=progress)
-    scheduling = scheduler_config(config, shapes)
-    if source.on_host:
-        counts = len(source.on_host), source.config.num_layers
-        seconds = runner.measure_smallest_step()
-        logger.warning("%s", cost_report(*counts, memory.weights_on_host, seconds))
-    if memory.num_host_pages:
-        costs = runner.measure_loads()
-        logger.info("%s", costs.report(memory.bytes_per_host_page))
-        scheduling = replace(scheduling, load_costs=costs)
-    return runner, scheduling, memory
+            return _pipeline(config, source, devices, loaded, dtype), memory
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What this process computes on some of its devices: the model, or a stage of it.
+
+    Attributes:
+        devices: that share it, those of other processes among them.
+    """
+
+    stage: Stage | None
+    devices: Sequence[jax.Device]
+    compiler: Compiler
+
+
+def _parts(
+    config: EngineConfig,
+    source: ModelSource,
+    devices: Sequence[jax.Device],
+    dtype: jnp.dtype,
+    compilers: ExitStack,
+) -> list[_Part]:
+    parts = []
+    stages = _stages(config, source.config, dtype) or (None,)
+    for stage, shared in zip(stages, batched(devices, len(devices) // len(stages)), strict=True):
+        if own_devices(shared):
+            # Processes that have no device cannot be told which arguments are in its host's
+            # memory, nor which device of several they are for.
+            apart = 0 if source.on_host or stage is not None else processes_for(shared)
+            compiler = compilers.enter_context(Compiler(apart, shared))
+            parts.append(_Part(stage, shared, compiler))
+    return parts
+
+
+def _stages(config: EngineConfig, model: ModelConfig, dtype: jnp.dtype) -> tuple[Stage, ...]:
+    """Those of a pipeline; none where the model is in one piece."""
+    number = config.pipeline_parallel_size
+    return divide(model.num_layers, number, model.hidden_size, dtype) if number > 1 else ()
+
+
+def _divided(
+    config: EngineConfig, source: ModelSource, part: _Part, progress: bool
+) -> tuple[StepShapes, MemoryPlan]:
+    shapes, _, memory = _divide_memory(
+        config,
+        source.config,
+        part.devices,
+        part.compiler,
+        on_host=source.on_host,
+        progress=progress,
+        stage=part.stage,
+    )
+    return shapes, memory
+
+
+def _agreed(
+    divided: Sequence[tuple[StepShapes, MemoryPlan]],
+) -> Sequence[tuple[StepShapes, MemoryPlan]]:
+    """The same with as many pages, and sequences as long, in all stages: those of the least."""
+    if divided[0][0].stage is None:
+        return divided
+    num_pages = least_of_all(min(memory.num_pages for _, memory in divided))
+    length = least_of_all(min(memory.max_model_len for _, memory in divided))
+    return [
+        (
+            replace(
+                shapes,
+                model=shapes.model.for_length(length),
+                cache=replace(shapes.cache, num_pages=num_pages),
+                max_model_len=length,
+            ),
+            replace(memory, num_pages=num_pages, max_model_len=length),
+        )
+        for shapes, memory in divided
+    ]
+
+
+def _loaded(
+    config: EngineConfig,
+    source: ModelSource,
+    clock: StartClock,
+    part: _Part,
+    shapes: StepShapes,
+    dtype: jnp.dtype,
+    progress: bool,
+) -> StepDevice:
+    """The weights of a part on its devices, and its programs."""
+    device = own_devices(part.devices)[0]
+    described = weight_shapes(source.config, dtype, shapes.placement, part.stage)
+    if slower := slower_paths(shapes, dtype, device, described):
+        logger.warning("Not the fastest way of %s: %s", device.device_kind, "; ".join(slower))
+    with timed(f"Loaded {source.name}"), clock.phase("weights"):
+        mesh, stage = shapes.placement.mesh, part.stage
+        params = source.load(dtype, seed=config.seed, progress=progress, mesh=mesh, stage=stage)
+        params = for_device(params, device)
+        jax.block_until_ready(params)
+    with clock.phase("compile"):
+        return StepDevice(shapes, params, part.compiler, progress=progress)
+
+
+def _pipeline(
+    config: EngineConfig,
+    source: ModelSource,
+    devices: Sequence[jax.Device],
+    loaded: Sequence[StepDevice],
+    dtype: jnp.dtype,
+) -> Pipeline:
+    """All stages as one device; of those of other processes no more than their shapes."""
+    stages = _stages(config, source.config, dtype)
+    some = loaded[0].shapes
+    groups = group_layers(source.config.windows, some.max_model_len)
+    placements = [
+        Placement.on(each, latents=some.placement.latents, pinned=True)
+        for each in batched(devices, len(devices) // len(stages))
+    ]
+    shapes = [
+        replace(some, stage=stage, placement=place, cache=cache_of(stage, some.cache, groups))
+        for stage, place in zip(stages, placements, strict=True)
+    ]
+    last = for_device(
+        weight_shapes(source.config, dtype, placements[-1], stages[-1]), own_devices(devices)[0]
+    )
+    own = {each.shapes.stage.index: each for each in loaded if each.shapes.stage is not None}
+    return Pipeline(own, shapes, last)
 
 
 def _with_weights_on_host(
@@ -262,20 +417,26 @@ def _divide_memory(
     *,
     on_host: frozenset[int] = frozenset(),
     progress: bool = False,
+    stage: Stage | None = None,
 ) -> tuple[StepShapes, jnp.dtype, MemoryPlan]:
     """Give what weights, state and steps leave to pages, and settle every shape.
 
     Of several devices, all have the same: bytes are those of each.
     """
-    device = devices[0]
-    budget = None if device.platform == "cpu" else min(map(free_memory, devices))
+    own = own_devices(devices)
+    device = own[0]
+    on_cpu = device.platform == "cpu"
+    budget = None if on_cpu else least_of_all(min(map(free_memory, own)))
     dtype = resolve_dtype(config.dtype, model, device.platform)
     check_devices(get_family(model.architecture).specs(model), model, len(devices))
-    placement = Placement.on(devices, latents=model.latent_rank is not None)
-    shapes = shapes_before_pages(config, model, placement, device, dtype, budget)
-    seconds = config.attention_tuning_seconds
+    latents = model.latent_rank is not None
+    placement = Placement.on(devices, latents=latents, pinned=stage is not None)
+    shapes = shapes_before_pages(config, model, placement, device, dtype, budget, stage)
+    # Each process might find something else to be fastest, and all must run the same.
+    is_alone = config.nnodes == 1 and stage is None
+    seconds = config.attention_tuning_seconds if is_alone else 0.0
     tilings = tilings_for(shapes, dtype, device, seconds=seconds, memory=budget, progress=progress)
-    params = host_shapes(weight_shapes(model, dtype, placement), on_host, device)
+    params = host_shapes(weight_shapes(model, dtype, placement, stage), on_host, device)
     weights_on_host = num_bytes([each for each in params.layers if isinstance(each, OnHost)])
     weights = num_bytes(shares(params)) - weights_on_host
     shapes = replace(shapes, tilings=tilings)

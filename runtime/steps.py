@@ -26,6 +26,7 @@ from paged.host_pages import STACK_SIZE
 from paged.models.config import ModelConfig
 from paged.models.mesh import gathered
 from paged.models.registry import Family
+from paged.models.stages import Stage
 from paged.runtime.batch import (
     ON_DEVICE,
     Layout,
@@ -38,6 +39,7 @@ from paged.runtime.placement import ONE_DEVICE, Placement
 from paged.runtime.sampler import (
     SamplerState,
     SamplingMode,
+    SamplingRows,
     TokenLogprobs,
     checked_tokens,
     choose_tokens,
@@ -106,11 +108,14 @@ class ForwardOut:
         last_hidden: [M, D] final hidden states of each row's last token.
         sampling: [M, F] int32, the sampling part of the packed step.
         hidden: [T, D] final hidden states, for `score`; None in decode-only steps.
+        relay: [T, D] hidden states for the next stage, of a model in stages; else None. What the
+            last layer would make is meaningless then, but for the last stage.
     """
 
     last_hidden: jax.Array
     sampling: jax.Array
     hidden: jax.Array | None
+    relay: jax.Array | None = None
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,7 @@ class StepShapes:
         num_host_pages: pages in host memory.
         transit_room: pages on their way from or to the host that the device has room for.
         placement: the devices. `model` and `cache` are what each of them sees.
+        stage: the layers that these devices run; None for all.
     """
 
     family: Family
@@ -139,6 +145,7 @@ class StepShapes:
     num_host_pages: int = 0
     transit_room: int = 0
     placement: Placement = ONE_DEVICE
+    stage: Stage | None = None
 
     @property
     def bytes_per_host_page(self) -> int:
@@ -165,11 +172,16 @@ def forward(
     cache: PagedKVCache,
     slots: SlotState,
     packed: jax.Array,
+    relay: jax.Array | None = None,
     *,
     shapes: StepShapes,
     bucket: Bucket,
 ) -> tuple[PagedKVCache, SlotState, ForwardOut]:
-    """Run the model over a step's tokens. Cache and slots are donated."""
+    """Run the model over a step's tokens. Cache and slots are donated.
+
+    Args:
+        relay: [T, D] what the stage before made of them, for any stage but the first.
+    """
     batch = unpack(packed, shapes.layout(bucket))
     slots = replace(slots, page_tables=_update_tables(slots.page_tables, batch.updates))
     page_tables, *other_tables = slots.page_tables
@@ -188,6 +200,7 @@ def forward(
     )
     last = jnp.maximum(meta.query_start + batch.query_len - 1, 0)
     tokens = _fill_newest(batch, last, slots.last_token)
+    cache = replace(cache, relay=relay)
     hidden, cache = shapes.family.forward(params, shapes.model, tokens, cache, meta)
     rows = hidden if bucket.decode_only else hidden[last]
     padding = ((0, shapes.buckets.sampling[-1] - bucket.num_rows), (0, 0))
@@ -195,8 +208,18 @@ def forward(
         last_hidden=jnp.pad(rows, padding),
         sampling=jnp.pad(batch.sampling, padding),
         hidden=None if bucket.decode_only else hidden,
+        relay=cache.relay,
     )
-    return cache, slots, out
+    return replace(cache, relay=None), slots, out
+
+
+def take(slots: SlotState, sampling: jax.Array, tokens: jax.Array, *, num_rows: int) -> SlotState:
+    """Note the newest tokens [num_rows], which another stage has chosen; slots are donated.
+
+    For `sampling` see `ForwardOut`.
+    """
+    rows = unpack_sampling(sampling[:num_rows])
+    return _with_newest(slots, rows, tokens)
 
 
 def _fill_newest(batch: StepBatch, last: jax.Array, last_token: jax.Array) -> jax.Array:
@@ -227,12 +250,16 @@ def sample(
     if mode > SamplingMode.RANDOM:  # these look at all logits of a row
         logits = gathered(logits, vocab_size)
     tokens = choose_tokens(logits, rows, state, mode, vocab_size)
-    target = jnp.where(rows.samples, rows.slots, slots.last_token.shape[0])
-    slots = replace(slots, last_token=slots.last_token.at[target].set(tokens, mode="drop"))
+    slots = _with_newest(slots, rows, tokens)
     if state is not None:
         state = count_tokens(state, rows, tokens)
     logprobs = token_logprobs(logits, tokens) if mode == SamplingMode.LOGPROBS else None
     return slots, state, Sampled(checked_tokens(logits, tokens, vocab_size), logprobs)
+
+
+def _with_newest(slots: SlotState, rows: SamplingRows, tokens: jax.Array) -> SlotState:
+    target = jnp.where(rows.samples, rows.slots, slots.last_token.shape[0])
+    return replace(slots, last_token=slots.last_token.at[target].set(tokens, mode="drop"))
 
 
 def score(

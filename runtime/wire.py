@@ -3,7 +3,8 @@
 An API process sends Start once, then what is to be done; closing its side is the order to close,
 or, for those that joined later, to forget it. The engine process tells the first of its Loading,
 answers Ready or Failed, then sends each its News after a step. One for vectors and scores answers
-PoolingReady or Failed, then each Compute with Computed.
+PoolingReady or Failed, then each Compute with Computed. One that follows rank 0 of several hosts
+says Joined or Failed (see `paged.runtime.hosts`).
 """
 
 from __future__ import annotations
@@ -161,6 +162,10 @@ class Computed(_Message, frozen=True):
     num_compiles: int
 
 
+class Joined(_Message, frozen=True):
+    """A process that follows rank 0 of several has loaded and compiled the model."""
+
+
 class Closing(_Message, frozen=True):
     """The engine process has heard that it is to close, which takes so many seconds at most."""
 
@@ -169,6 +174,7 @@ class Closing(_Message, frozen=True):
 
 ToEngine = Start | Add | Abort | ResetPrefixCache | Look
 FromEngine = Loading | Ready | News | WasReset | Looked | Closing | Failed
+FromFollower = Loading | Joined | Failed
 ToPooling = Start | Compute
 FromPooling = Loading | PoolingReady | Computed | Failed
 

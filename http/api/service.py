@@ -160,8 +160,8 @@ class Models:
         """For requests that need a kept response, by a field. Raises Unsupported without any."""
         if self.responses is None:
             raise Unsupported(
-                "This server has several API processes or replicas and so keeps no responses: send "
-                "the whole conversation in `input`, or start it with --api-server-count 1",
+                "This server has several processes, and so keeps no responses: send the whole "
+                "conversation in `input`, or start the server with --api-server-count 1",
                 param,
             )
         return self.responses

@@ -24,9 +24,9 @@ from starlette.types import Message, Receive, Scope, Send
 from paged.http.api.errors import ApiError
 from paged.http.replicas.joined import Whole
 from paged.http.replicas.options import ReplicaOptions, Told
-from paged.http.replicas.pipes import Address, Inbox, Inboxes, ReplicaLost
 from paged.http.replicas.relay import Messages, Relay
 from paged.http.replicas.replica import Replica
+from paged.http.replicas.reply_pipes import Address, Inbox, Inboxes, ReplicaLost
 from paged.http.replicas.request import Asked
 from paged.http.server import TIME_TO_LEAVE
 from paged.runtime.errors import Overloaded
@@ -143,6 +143,7 @@ def application(told: Told) -> Application:
         ServedRouter,
         name="Router",
         num_replicas=told.options.num_routers,
+        max_surge_percent=100,  # of two generations, at no time none is there
         ray_actor_options={"num_cpus": 0.5},
         max_ongoing_requests=_MOST_AT_ROUTER,
         graceful_shutdown_timeout_s=grace,

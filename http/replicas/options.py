@@ -31,6 +31,8 @@ _RAYS = {
     "disable_access_log_for_endpoints": _LOGS,
     "api_server_count": "each replica has one process for HTTP: say num_replicas",
     "data_parallel_size": "each replica has one copy of the model: say num_replicas",
+    "nnodes": "a replica is on one host: say tensor_parallel_size or pipeline_parallel_size",
+    "headless": "a replica is on one host: drop it",
     "api_keys_file": "its limits would be counted by each replica for itself: say api_key",
 }
 
@@ -124,7 +126,9 @@ def read_args(args: Mapping[str, Any]) -> Told:
     parsed = parse_serve([*ours, *flags], ReplicaOptions)
     _check_rays(parsed)
     options = read_flags(ReplicaOptions, parsed)
-    gpus = _num_gpus(options, max(each.tensor_parallel_size for each in parsed.models or [parsed]))
+    models = parsed.models or [parsed]
+    each = max(one.tensor_parallel_size * one.pipeline_parallel_size for one in models)
+    gpus = _num_gpus(options, each)
     return Told(tuple(flags), options, read_flags(ServeOptions, parsed), gpus)
 
 
@@ -145,7 +149,7 @@ def _num_gpus(options: ReplicaOptions, num_devices: int) -> float:
         return float(num_devices)
     if num_devices > 1 and options.gpus_per_replica not in (0, num_devices):
         raise ConfigError(
-            f"gpus_per_replica must be {num_devices}, as tensor_parallel_size is, or 0 for devices "
+            f"gpus_per_replica must be {num_devices}, as many as share the model, or 0 for devices "
             f"that are no GPUs; got {options.gpus_per_replica:g}"
         )
     return options.gpus_per_replica

@@ -21,7 +21,7 @@ from paged.http.api.errors import (
 from paged.http.api.streaming import done, named_event
 from paged.http.paths import path_of
 from paged.http.replicas.joined import JOINED, Whole
-from paged.http.replicas.pipes import ReplicaLost
+from paged.http.replicas.reply_pipes import ReplicaLost
 from paged.http.replicas.request import Asked, asked
 from paged.http.request_ids import EchoRequestId
 

@@ -18,7 +18,7 @@ from paged.http.entries import read_entries
 from paged.http.logs import configure_logging, log_stats
 from paged.http.options import ServeOptions
 from paged.http.replicas.joined import Whole
-from paged.http.replicas.pipes import Address, Pipes
+from paged.http.replicas.reply_pipes import Address, Pipes
 from paged.http.replicas.request import Asked
 from paged.http.serve import make_app, settled, with_key
 from paged.http.server import named_engines
@@ -84,8 +84,8 @@ class Replica:
         if dead := self.models.dead():
             raise EngineDead(f"The engine of {', '.join(dead)} has stopped")
 
-    def record_routing_stats(self) -> dict[str, Any]:
-        """What routers want to know: how many tokens the pages of prefixes can hold."""
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """What routers want to know of it: how many tokens its pages can hold."""
         stats = [service.engine.stats() for service in self.models]
         pages = (each.page_size * (each.num_pages + each.num_host_pages) for each in stats)
         return {"num_tokens": sum(pages)}

@@ -48,6 +48,7 @@ def load_params(
     *,
     show_progress: bool = True,
     sharding: Any = None,
+    of: Any = None,
 ) -> Any:
     """Load the described parameters.
 
@@ -56,11 +57,12 @@ def load_params(
         dtype: of the parameters; tensors are cast as they arrive.
         show_progress: a bar on a terminal, or log lines elsewhere.
         sharding: None for the default device, or a pytree of shardings like `specs`.
+        of: description of all that the checkpoint has to hold, if that is more.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, of the wrong shape or dtype, or have NaN.
     """
-    check_tensors(specs, checkpoint)
+    check_tensors(specs if of is None else of, checkpoint)
     described, structure = jax.tree.flatten(specs)
     targets = [None] * len(described) if sharding is None else jax.tree.leaves(sharding)
     budget = _Budget(_IN_FLIGHT)
@@ -73,11 +75,13 @@ def load_params(
         with budget.share(sum(spec.bytes_to_make(dtype) for spec, _ in group)):
             return _load_group(group, checkpoint, dtype)
 
+    # Processes that share the devices must use them in one and the same order.
+    num_threads = _THREADS if jax.process_count() == 1 else 1
     params: list[jax.Array] = []
     total = param_bytes(specs, dtype)
     with (
         progress(total, "Loading weights", "B", show=show_progress) as advance,
-        ThreadPoolExecutor(_THREADS, "loading") as threads,
+        ThreadPoolExecutor(num_threads, "loading") as threads,
     ):
         for made in threads.map(load, groups):
             params += made
@@ -129,9 +133,16 @@ def _views(spec: ParamSpec, checkpoint: Checkpoint, sharding: Any) -> list[jax.A
         for part, place in group:
             view = part.cut(tensor)
             # Waiting here keeps the host from copying all that a parameter is made of at once.
-            views.append(jax.device_put(view.reshape(part.view), place).block_until_ready())
+            views.append(_put_on(place, view.reshape(part.view)).block_until_ready())
             release(view)
     return views
+
+
+def _put_on(place: Any, view: np.ndarray) -> jax.Array:
+    """A view on the devices, or on those of this process, which does not ask others for theirs."""
+    if place is None or place.is_fully_addressable:
+        return jax.device_put(view, place)
+    return jax.make_array_from_callback(view.shape, place, lambda index: view[index])
 
 
 def _in_pieces(view: np.ndarray, dtype: jnp.dtype, *, transpose: bool) -> jax.Array:

@@ -36,6 +36,7 @@ from paged.models.offloading import put_on_host
 from paged.models.quantized import Quantization, made_on_load, own_settings
 from paged.models.registry import get_family, model_config
 from paged.models.spread import check_devices, spread_specs, spread_weights
+from paged.models.stages import Stage, of_stage
 from paged.models.tokenizer import Tokenizer, tokenizer_from_folder
 from paged.models.weights import param_shardings
 
@@ -73,7 +74,13 @@ class ModelSource:
     in_file: Quantization | None = None
 
     def load(
-        self, dtype: jnp.dtype, *, seed: int = 0, progress: bool = True, mesh: Mesh | None = None
+        self,
+        dtype: jnp.dtype,
+        *,
+        seed: int = 0,
+        progress: bool = True,
+        mesh: Mesh | None = None,
+        stage: Stage | None = None,
     ) -> Any:
         """The parameters on the device, or on those of a mesh.
 
@@ -82,6 +89,7 @@ class ModelSource:
             seed: of random weights; a checkpoint ignores it.
             progress: tell how it gets on.
             mesh: of the devices that share them (see `paged.models.spread`); None for one device.
+            stage: what is to be loaded of the model; None for all of it.
 
         Raises:
             CheckpointError: the files are damaged or of another model.
@@ -90,14 +98,17 @@ class ModelSource:
         dtype, described = jnp.dtype(dtype), self.specs
         check_devices(described, self.config, 1 if mesh is None else mesh.size)
         specs, checkpoint = (described, None) if self.open_checkpoint is None else self.open()
-        specs = put_on_host(spread_specs(specs, self.config, mesh), self.on_host)
+        whole = put_on_host(spread_specs(specs, self.config, mesh), self.on_host)
+        specs = of_stage(whole, stage)
         sharding = param_shardings(specs, mesh)
         params = (
             random_params(specs, dtype, seed=seed, sharding=sharding)
             if checkpoint is None
-            else load_params(specs, checkpoint, dtype, show_progress=progress, sharding=sharding)
+            else load_params(
+                specs, checkpoint, dtype, show_progress=progress, sharding=sharding, of=whole
+            )
         )
-        return spread_weights(described, params, mesh)
+        return spread_weights(of_stage(described, stage), params, mesh)
 
     @property
     def eos_token_ids(self) -> frozenset[int]:

@@ -107,7 +107,9 @@ def add_arguments(parser: argparse.ArgumentParser, add_engine_flags: AddFlags) -
         metavar=("A.json", "B.json"),
         help="Tell what differs between two results that --output-json wrote.",
     )
-    parser.add_argument("--html", metavar="FILE", help="Write the comparison as a page, too.")
+    parser.add_argument(
+        "--html", dest="page", metavar="FILE", help="Write the comparison as a page, too."
+    )
     kinds = parser.add_subparsers(dest="bench", metavar="|".join(_COMMANDS))
     for name, command in _COMMANDS.items():
         usage = None if command.has_engine else "%(prog)s [flags]"
@@ -126,6 +128,11 @@ def run(args: argparse.Namespace) -> int:
         ConfigError, InvalidRequest: what was asked for cannot be.
     """
     if args.bench is not None:
+        if args.compare is not None or args.page is not None:
+            raise ConfigError(
+                f"--compare, and --html before {args.bench}, are of `paged bench --compare A.json "
+                f"B.json`: leave them out, or {args.bench}"
+            )
         module, _, function = _COMMANDS[args.bench].run.partition(":")
         status: int = getattr(import_module(f"paged.runtime.bench.{module}"), function)(args)
         return status
@@ -136,4 +143,4 @@ def run(args: argparse.Namespace) -> int:
         )
     from paged.runtime.bench.compare import run_compare
 
-    return run_compare(args.compare, args.html)
+    return run_compare(args.compare, args.page)

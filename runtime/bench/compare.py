@@ -44,7 +44,9 @@ def compare_tables(
 ) -> Iterator[Table]:
     """A table for each run that both have, under its name or as the only one of each."""
     for title, one, other in _pairs(first, second):
-        rows = tuple(_row(name, pair) for name, pair in _figures(one, other))
+        rows = tuple(
+            _row(name, pair) for name, pair in _figures(one, other) if pair != (None, None)
+        )
         yield Table(title, ("figure", *names, "change"), rows)
     steps = {(step.bucket, step.rows, step.context_tokens): step.ms for step in second.steps}
     rows = tuple(
@@ -88,6 +90,10 @@ def _figures(before: RunResult, after: RunResult) -> Iterator[tuple[str, Pair]]:
 
 def _row(name: str, pair: Pair) -> tuple[str, ...]:
     before, after = pair
-    cells = ("-" if value is None else milliseconds(value) for value in pair)
+    cells = ("-" if value is None else _number(value) for value in pair)
     change = f"{after / before - 1:+.1%}" if before and after is not None else ""
     return name, *cells, change
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else milliseconds(value)

@@ -78,7 +78,5 @@ def _usual_length(num_input: int, num_output: int) -> bool:
 def enough(requests: list[BenchRequest], wanted: int, path: Path) -> list[BenchRequest]:
     """The requests. Raises ConfigError if they are fewer than wanted."""
     if len(requests) < wanted:
-        raise ConfigError(
-            f"{path} holds {len(requests)} usable prompts, --num-prompts asks for {wanted}"
-        )
+        raise ConfigError(f"{path} holds {len(requests)} usable prompts, and {wanted} are needed")
     return requests

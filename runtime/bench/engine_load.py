@@ -59,7 +59,7 @@ def run_workload(
     serves nobody else meanwhile.
 
     Args:
-        requests: in the order of their times; prompts as text or token ids, greedily continued.
+        requests: prompts as text or token ids, greedily continued.
         name: what reports call the run.
         times: seconds after the start at which each is sent; default their own `arrival`.
         max_concurrency: more than so many wait here, and their times count from when they are sent.

@@ -80,15 +80,15 @@ async def send_all(
         return record
 
     begin, worked = time.perf_counter(), time.thread_time()
+    tasks: dict[int, asyncio.Task[RequestRecord]] = {}
     async with asyncio.TaskGroup() as group:
-        tasks = []
-        for request, at in zip(requests, times, strict=True):
-            wait = begin + at - time.perf_counter()
+        for number in np.argsort(times, kind="stable").tolist():
+            wait = begin + times[number] - time.perf_counter()
             if wait > 0:
                 await asyncio.sleep(wait)
-            tasks.append(group.create_task(send_one(request)))
+            tasks[number] = group.create_task(send_one(requests[number]))
     return ServeSummary(
-        [task.result() for task in tasks],
+        [tasks[number].result() for number in range(len(requests))],
         duration=time.perf_counter() - begin,
         client_seconds=time.thread_time() - worked,
     )

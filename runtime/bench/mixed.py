@@ -82,16 +82,22 @@ def mixed_lines(runs: Sequence[RunResult]) -> Iterator[str]:
 
 def tail_table(runs: Sequence[RunResult]) -> Table:
     """P99 of the short requests alone and mixed, and what the long ones got meanwhile."""
-    alone, *mixed = runs
+    alone = runs[0]
     rows = []
-    for run in (alone, *mixed):
-        cells = []
-        for metric in ("ttft", "e2el"):
-            mine, best = (each.kinds[SHORT][metric].p99 for each in (run, alone))
-            cells += [milliseconds(mine), f"{mine / best:.2f}"]
+    for run in runs:
+        cells = [cell for metric in ("ttft", "e2el") for cell in _tail_cells(run, alone, metric)]
         rows.append((run.name, *cells, f"{_long_rate(run):,.0f}" if run is not alone else ""))
     head = ("run", "TTFT P99, ms", "times alone", "E2EL P99, ms", "times alone", "long tokens/s")
     return Table("Short requests", head, tuple(rows))
+
+
+def _tail_cells(run: RunResult, alone: RunResult, metric: str) -> tuple[str, str]:
+    """The P99, and how many times that of the short ones alone; dashes where none was answered."""
+    mine, best = (each.kinds.get(SHORT, {}).get(metric) for each in (run, alone))
+    return (
+        "-" if mine is None else milliseconds(mine.p99),
+        "-" if mine is None or best is None else f"{mine.p99 / best.p99:.2f}",
+    )
 
 
 def _run(

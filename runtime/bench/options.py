@@ -106,7 +106,7 @@ class OutputOptions:
     """Where the results of any benchmark go, beside the terminal."""
 
     output_json: str | None = option(
-        None, "Write the results to this file, for `paged bench --compare` and for scripts."
+        None, "Write the results to this file, which --compare reads, and scripts."
     )
     html: str | None = option(
         None, "Write a report with plots to this file: one page that needs nothing else."

@@ -76,7 +76,8 @@ def prefix_lines(runs: tuple[RunResult, ...]) -> Iterator[str]:
             f"TTFT P50 went from {before.p50:.1f} to {after.p50:.1f} ms",
             f"P99 from {before.p99:.1f} to {after.p99:.1f} ms",
         ]
-    gain = on.output_tokens_per_second / off.output_tokens_per_second
-    changes.append(f"output tokens/s are {gain:.2f} times as many")
+    if off.output_tokens_per_second:
+        gain = on.output_tokens_per_second / off.output_tokens_per_second
+        changes.append(f"output tokens/s are {gain:.2f} times as many")
     yield ""
     yield f"With prefix caching {', '.join(changes)}."

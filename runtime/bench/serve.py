@@ -225,11 +225,14 @@ def _lines(run: ServeRun, measured: Measured, result: BenchResult) -> Iterator[s
 
 
 def save_result(run: ServeRun, model: str, report: dict[str, Any]) -> Path:
-    """Write the JSON where results are collected; returns where."""
+    """Write the JSON where results are collected; returns where. Raises ConfigError."""
     path = Path(run.report.result_dir) / (run.report.result_filename or _file_name(run, model))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a" if run.report.append_result else "w", encoding="utf-8") as file:
-        file.write(json.dumps(report) + "\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a" if run.report.append_result else "w", encoding="utf-8") as file:
+            file.write(json.dumps(report) + "\n")
+    except OSError as error:
+        raise ConfigError(f"The results cannot be saved: {error}") from error
     return path
 
 

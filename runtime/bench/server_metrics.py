@@ -59,6 +59,11 @@ class ServerMetrics:
         queries = self.values.get("prefix_cache_queries")
         return self.values.get("prefix_cache_hits", 0) / queries if queries else None
 
+    def queued_at_most(self, share: float) -> float:
+        """Seconds that no more were waited by this share of the requests, by a bucket's bound."""
+        wanted = share * self.values[f"{_QUEUE}_count"]
+        return next(bound for bound, count in self.queued.items() if count >= wanted)
+
     @property
     def queue_times(self) -> Times | None:
         """As near as the histogram tells: within a bucket times are taken as spread evenly."""
@@ -94,9 +99,10 @@ def metric_lines(metrics: ServerMetrics) -> Iterator[str]:
     if "num_preemptions" in metrics.values:
         told.append(f"{metrics.values['num_preemptions']:.0f} preemptions")
     if (times := metrics.queue_times) is not None:
+        p50, p99 = (1000 * metrics.queued_at_most(share) for share in (0.5, 0.99))
         told.append(
-            f"queue time mean {times.mean:.1f} ms, about {times.p50:.1f} at P50, {times.p90:.1f} "
-            f"at P90 and {times.p99:.1f} at P99"
+            f"queue time mean {times.mean:.1f} ms, at most {p50:.0f} for half of the requests and "
+            f"{p99:.0f} for 99 %"
         )
     if told:
         yield f"By the server's /metrics: {', '.join(told)}."

@@ -62,6 +62,11 @@ def run_steps(args: argparse.Namespace) -> int:
 
 def measure_steps(config: EngineConfig, options: StepOptions) -> BenchResult:
     """Start the device side of an engine, and time its steps. Raises ConfigError."""
+    if config.pipeline_parallel_size > 1:
+        raise ConfigError(
+            "--pipeline-parallel-size is not for this benchmark, which counts what all layers do: "
+            "leave it out"
+        )
     source = find_model(config)
     # Before the pages take the device's memory.
     device = claim_devices(config)[0]

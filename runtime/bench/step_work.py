@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from paged.models.weights import ParamSpec
+from paged.runtime.planning.work import routing_of
 from paged.runtime.steps import StepShapes
 
 
@@ -46,7 +47,7 @@ class ModelWork:
     def of(cls, shapes: StepShapes, params: Any, logits_weights: float) -> ModelWork:
         """Of weights as they are; `logits_weights` is D * V."""
         model, cache, devices = shapes.model, shapes.cache, shapes.placement.num_devices
-        routing = getattr(model.extras, "routing", None)
+        routing = routing_of(model)
         experts, chosen = (routing.num_experts, routing.num_chosen) if routing else (0, 0)
         plain, of_experts = _layer_weights(shapes)
         share = of_experts / (plain + of_experts)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -106,11 +106,15 @@ def _prompt(
     record: dict[str, Any], rng: np.random.Generator, ids: IdRange, where: str
 ) -> str | list[int]:
     prompt, num_input = record.get("prompt"), record.get("input_tokens")
-    if prompt and isinstance(prompt, str | list):
+    if prompt and (isinstance(prompt, str) or _are_ids(prompt)):
         return prompt
     if prompt is None and isinstance(num_input, int) and num_input > 0:
         return ids.draw(rng, num_input)
     raise ConfigError(f'{where} needs "prompt" (text or token ids) or "input_tokens" (at least 1)')
+
+
+def _are_ids(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
 
 
 def _num_output(record: dict[str, Any], output_len: int | None, where: str) -> int:
@@ -144,8 +148,16 @@ def _log_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _is_request(record: dict[str, Any]) -> bool:
-    names = ("time", "prompt_tokens", "cached_tokens", "generated_tokens", "total_ms")
-    return all(name in record for name in names) and sum(record["generated_tokens"]) > 0
+    """Whether a line is of a request that was answered; programs beside ours have names like it."""
+    kinds: dict[str, Any] = {
+        "time": str,
+        "prompt_tokens": int,
+        "cached_tokens": int,
+        "total_ms": int | float,
+    }
+    generated = record.get("generated_tokens")
+    is_ours = all(isinstance(record.get(name), kind) for name, kind in kinds.items())
+    return is_ours and _are_ids(generated) and sum(generated) > 0
 
 
 def _came(record: dict[str, Any]) -> float:

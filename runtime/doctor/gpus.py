@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from paged.runtime.config import EngineConfig
@@ -58,8 +59,13 @@ def cards(ask: Ask) -> list[Card]:
     rows = [[cell.strip() for cell in line.split(",")] for line in (told or "").splitlines()]
     return [
         Card(int(index), name, driver, _bytes(total), _bytes(used), capability)
-        for index, name, driver, total, used, capability in rows
+        for index, name, driver, total, used, capability in filter(_is_of_a_card, rows)
     ]
+
+
+def _is_of_a_card(row: Sequence[str]) -> bool:
+    """Others are remarks, as that there is none."""
+    return len(row) == _FIELDS.count(",") + 1 and row[0].isdecimal()
 
 
 def _bytes(mebibytes: str) -> int:
@@ -83,9 +89,11 @@ def visible(found: Sequence[Card], environment: Mapping[str, str]) -> list[Card]
     if chosen is None:
         return [*found]
     names = [name.strip() for name in chosen.split(",") if name.strip()]
-    if not all(name.isdecimal() for name in names):
+    if not all(name.removeprefix("-").isdecimal() for name in names):
         return [*found]
-    return [card for name in names for card in found if card.index == int(name)]
+    by_index = {str(card.index): card for card in found}
+    # CUDA reads the list as far as the first number that no GPU has, which -1 makes use of.
+    return [by_index[name] for name in takewhile(by_index.__contains__, names)]
 
 
 def check_driver(
@@ -123,7 +131,7 @@ def check_visibility(
     found: Sequence[Card], config: EngineConfig, environment: Mapping[str, str] = os.environ
 ) -> Iterator[Finding]:
     """Whether this process may see as many GPUs as it wants."""
-    chosen, wanted = environment.get("CUDA_VISIBLE_DEVICES"), config.tensor_parallel_size
+    chosen, wanted = environment.get("CUDA_VISIBLE_DEVICES"), config.devices_here
     seen = visible(found, environment)
     if found and not seen:
         yield wrong(
@@ -132,13 +140,21 @@ def check_visibility(
             f"Unset it, or name some of 0 to {len(found) - 1}.",
         )
     elif found and len(seen) < wanted:
+        more = "" if chosen is None else f", or let CUDA_VISIBLE_DEVICES (now {chosen!r}) name more"
         yield wrong(
             "visible GPUs",
-            f"--tensor-parallel-size {wanted} wants as many GPUs, and {len(seen)} can be seen",
-            f"Use at most {len(seen)}, or let CUDA_VISIBLE_DEVICES (now {chosen!r}) name more.",
+            f"the model is to be on {wanted} GPUs here, and {len(seen)} can be seen",
+            f"Use at most {len(seen)}{more}.",
         )
     elif found:
         yield ok("visible GPUs", f"{len(seen)} of {len(found)}")
+    elif wanted > 1:
+        yield warning(
+            "visible GPUs",
+            f"--tensor-parallel-size {wanted} wants as many devices, and there is no GPU",
+            "Leave it out. For tests XLA_FLAGS=--xla_force_host_platform_device_count="
+            f"{wanted} makes as many of the CPU.",
+        )
 
 
 def check_memory(
@@ -148,22 +164,26 @@ def check_memory(
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[Finding]:
     """Whether something else has what the engine would take."""
-    for card in visible(found, environment)[: config.tensor_parallel_size]:
+    for card in visible(found, environment)[: config.devices_here]:
         wanted = int(config.gpu_memory_utilization * card.total)
         free = card.total - card.used
         if wanted <= free:
-            yield ok("GPU memory", f"GPU {card.index}: {size_text(free)} of it are free")
+            yield ok("GPU memory", f"GPU {card.index}: {size_text(free)} are free")
             continue
-        share = max(free - _OF_THE_DRIVER, 0) / card.total
         yield wrong(
             "GPU memory",
             f"GPU {card.index}: {size_text(card.used)} of {size_text(card.total)} are in use"
             f"{_by_whom(ask, card)}, and --gpu-memory-utilization "
             f"{config.gpu_memory_utilization:g} wants {size_text(wanted)}",
-            f"End what uses it, choose another GPU with CUDA_VISIBLE_DEVICES, or give "
-            f"--gpu-memory-utilization {int(100 * share) / 100:g}. See "
-            "docs/failures.md#out-of-memory.",
+            f"End what uses it, or choose another GPU with CUDA_VISIBLE_DEVICES"
+            f"{_smaller_share(free, card.total)}. See docs/failures.md#out-of-memory.",
         )
+
+
+def _smaller_share(free: int, total: int) -> str:
+    """What would fit beside others; "" if they leave nothing worth it."""
+    hundredths = 100 * (free - _OF_THE_DRIVER) // total
+    return f", or give --gpu-memory-utilization {hundredths / 100:g}" if hundredths > 0 else ""
 
 
 def _by_whom(ask: Ask, card: Card) -> str:

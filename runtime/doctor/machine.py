@@ -26,7 +26,7 @@ def check_machine(config: EngineConfig) -> Iterator[Finding]:
     yield from _check_cache(config)
     yield from _check_pages_on_disk(config)
     yield from _check_host_memory(config)
-    if config.tensor_parallel_size > 1:
+    if config.devices_here > 1:
         yield from check_shared_memory(Path("/dev/shm"))
     yield check_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
@@ -60,8 +60,8 @@ def check_folder(
     Args:
         fatal: a start fails without the folder.
     """
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         with NamedTemporaryFile(dir=there):
             free = shutil.disk_usage(there).free
     except OSError as error:

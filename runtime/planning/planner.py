@@ -216,6 +216,11 @@ def plan_for(config: EngineConfig, gpu: Gpu, workload: Workload) -> Plan:
             f"{source.name} gives embeddings or scores and keeps no KV pages: a plan has nothing "
             "to say of it"
         )
+    if config.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"--pipeline-parallel-size {config.pipeline_parallel_size}: a plan is for a model in "
+            "one piece; leave it out"
+        )
     model, device, number = source.config, gpu.device, config.tensor_parallel_size
     dtype = resolve_dtype(config.dtype, model, device.platform)
     check_devices(specs_of(model), model, number)

@@ -137,7 +137,8 @@ def _devices(plan: Plan) -> Iterator[str]:
 
 def _steps(plan: Plan) -> Iterator[str]:
     tokens = plan.max_num_batched_tokens
-    milliseconds = 1e3 * plan.speed.prefill(tokens).expected
+    chunk = min(tokens, plan.memory.max_model_len)
+    milliseconds = 1e3 * plan.speed.prefill(chunk, prompts=tokens // chunk).expected
     if milliseconds > _LONG_STEP_MS:
         yield (
             f"A step of --max-num-batched-tokens {tokens} takes {milliseconds:.0f} ms, which "

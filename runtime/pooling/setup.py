@@ -96,9 +96,14 @@ def prepare_pooling(
             "embeddings or scores: leave it out."
         )
     use_compile_cache(config.compile_cache_dir)
-    if config.tensor_parallel_size > 1:
+    if config.tensor_parallel_size > 1:  # as it is where there are several hosts
         raise ConfigError(
             f"--tensor-parallel-size {config.tensor_parallel_size} is for models that generate "
+            "text: one that gives vectors or scores runs on one device. Drop it."
+        )
+    if config.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"--pipeline-parallel-size {config.pipeline_parallel_size} is for models that generate "
             "text: one that gives vectors or scores runs on one device. Drop it."
         )
     [device] = claim_devices(config)

@@ -116,14 +116,16 @@ def trace_of(options: TraceOptions) -> list[Tree]:
     """What comes, in its order. Raises ConfigError."""
     if options.trace in ("file", "log"):
         return _recorded(options)
-    wanted = max(round(options.request_rate * options.seconds), 1)
+    bursts = _bursts(options)
+    seconds = bursts.even(options.seconds) if bursts else options.seconds
+    wanted = max(round(options.request_rate * seconds), 1)
     made = trees(_workload(options), wanted, options.seed)
     rate = len(made) * options.request_rate / sum(num_turns(each.first) for each in made)
     load = ArrivalOptions(request_rate=rate, burstiness=options.burstiness)
     times = arrival_times(len(made), load, options.seed)
     times -= times[0]  # somebody comes, however few
-    if options.burst_factor != 1:
-        times = _bursts(options).warp(times)
+    if bursts:
+        times = bursts.warp(times)
     return [replace(tree, seconds=at) for tree, at in zip(made, times.tolist(), strict=True)]
 
 
@@ -133,7 +135,9 @@ def _workload(options: TraceOptions) -> Workload:
     return Chats() if options.trace == "chat" else Agents()
 
 
-def _bursts(options: TraceOptions) -> Bursts:
+def _bursts(options: TraceOptions) -> Bursts | None:
+    if options.burst_factor == 1:
+        return None
     try:
         return Bursts(options.burst_factor, options.burst_seconds, options.burst_every)
     except ValueError as error:

@@ -21,6 +21,8 @@ from paged.runtime.errors import ConfigError
 from paged.runtime.plan import StepPlan
 from paged.runtime.step_costs import Work
 
+_PASSES = 4
+
 
 class MeasuredStep(NamedTuple):
     """A step that ran.
@@ -69,7 +71,10 @@ class StepTimes:
 def fit(steps: Sequence[MeasuredStep], knots: Sequence[float] | None = None) -> StepTimes:
     """The times that come nearest to measured ones, by the squares of relative errors.
 
-    No step is quicker for having more to do: what would come out below 0 is left out.
+    Errors count relative to what is expected of a step, as found in the pass before: relative to
+    what was measured, steps that something held up would hardly count, and those that remain make
+    a machine look faster than it is. No step is quicker for having more to do: what would come out
+    below 0 is left out.
 
     Args:
         knots: token counts between which times are linear; by default those that were measured,
@@ -84,9 +89,12 @@ def fit(steps: Sequence[MeasuredStep], knots: Sequence[float] | None = None) -> 
             f"Step times need steps of two sizes at least, one twice the other; all of these "
             f"{len(steps)} have about {points[0] if points else 0:g} tokens: measure more sizes"
         )
-    rows = [_features(step, points) for step in steps]
-    milliseconds = np.array([step.milliseconds for step in steps])
-    found = _least_squares(np.array(rows) / milliseconds[:, None])
+    features = np.array([_features(step, points) for step in steps])
+    measured = np.array([step.milliseconds for step in steps])
+    expected = np.full(len(steps), measured.mean())
+    for _ in range(_PASSES):
+        found = _least_squares(features / expected[:, None], measured / expected)
+        expected = np.maximum(features @ found, 1e-3 * measured.mean())
     dense = np.cumsum([found[0], *(found[1:-2] * np.diff(points))])
     return StepTimes(points, tuple(map(float, dense)), float(found[-2]), float(found[-1]))
 
@@ -111,14 +119,14 @@ def _features(step: MeasuredStep, knots: tuple[float, ...]) -> list[float]:
     return [1.0, *beyond, step.context, step.pairs]
 
 
-def _least_squares(features: np.ndarray) -> np.ndarray:
-    """Coefficients, none below 0, with which each row comes nearest to 1."""
+def _least_squares(features: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Coefficients, none below 0, with which the rows come nearest to what is wanted."""
     kept = np.flatnonzero(features.any(axis=0))
     scales = np.abs(features).max(axis=0)
     found = np.zeros(features.shape[1])
     while len(kept):
         scaled = features[:, kept] / scales[kept]
-        solved = np.linalg.lstsq(scaled, np.ones(len(features)), rcond=None)[0]
+        solved = np.linalg.lstsq(scaled, wanted, rcond=None)[0]
         if solved.min() >= 0:
             found[kept] = solved / scales[kept]
             break

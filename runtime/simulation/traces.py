@@ -203,12 +203,19 @@ class Bursts:
 
     def warp(self, times: np.ndarray) -> np.ndarray:
         """Arrivals of an even rate, moved to where these rates would have them."""
+        knots, passed = self._curve(times.max(initial=0.0))
+        return np.interp(times, passed, knots)
+
+    def even(self, seconds: float) -> float:
+        """In how many seconds of an even rate as many come as in these, from the first burst on."""
+        return float(np.interp(seconds, *self._curve(seconds)))
+
+    def _curve(self, seconds: float) -> tuple[np.ndarray, np.ndarray]:
+        """When rates change, and seconds of the mean rate that have passed by then."""
         share = self.seconds / self.every
         calm = (1 - self.factor * share) / (1 - share)
-        periods = np.arange(int(times.max(initial=0.0) // self.every) + 2)
-        knots = np.stack(
-            [periods * self.every, periods * self.every + self.seconds], axis=1
-        ).ravel()
-        rates = np.tile([self.factor, calm], len(periods))[:-1]
-        passed = np.concatenate([[0.0], np.cumsum(np.diff(knots) * rates)])
-        return np.interp(times, passed, knots)
+        num_bursts = int(seconds // self.every) + 2
+        begins = self.every * np.arange(num_bursts)
+        knots = np.stack([begins, begins + self.seconds], axis=1).ravel()
+        rates = np.tile([self.factor, calm], num_bursts)[:-1]
+        return knots, np.concatenate([[0.0], np.cumsum(np.diff(knots) * rates)])

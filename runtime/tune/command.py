@@ -8,7 +8,6 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from paged.runtime.tune.journal import Journal, Task
 from paged.runtime.tune.levers import LEVERS
 from paged.runtime.tune.options import TuneOptions
 from paged.runtime.tune.page import evidence
-from paged.runtime.tune.report import CONFIG, PAGE, Findings, as_yaml, line_of, summary
+from paged.runtime.tune.report import CONFIG, PAGE, Findings, as_yaml, line_of, summary, told_flags
 from paged.runtime.tune.search import Search
 from paged.runtime.tune.workbench import Load, Workbench
 
@@ -110,12 +109,9 @@ def _requests(config: EngineConfig, options: TuneOptions) -> list[BenchRequest]:
 
 
 def _task(config: EngineConfig, load: Load) -> Task:
-    defaults = {each.name: each.default for each in fields(EngineConfig)}
-    told = {name: value for name, value in vars(config).items() if value != defaults[name]}
-    told.pop("model", None)
     return Task(
         model=config.model,
-        flags=json.loads(json.dumps(told)),  # tuples as a file has them
+        flags=json.loads(json.dumps(told_flags(config))),  # tuples as a file has them
         workload=_digest(load.requests, load.times),
         goals=load.goals,
         max_concurrency=load.max_concurrency,

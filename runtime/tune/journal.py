@@ -89,7 +89,7 @@ class Journal:
             self._read(lines)
 
     def begin(self, start: Start) -> None:
-        """What the baseline was, before its first run."""
+        """What the baseline was, before its first run. Raises ConfigError if it cannot be kept."""
         self.start = start
         self._append(_Header(self._task, start))
 
@@ -101,14 +101,21 @@ class Journal:
         return _with(trial, known[len(trial.runs)])
 
     def add(self, trial: Trial, run: RunResult | None, error: str | None) -> Trial:
-        """The trial with a run, or with an error instead, which is kept at once."""
+        """The trial with a run, or with an error instead, which is kept at once.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
         line = _Line(dict(trial.values), trial.lever, run, error)
         self._append(line)
         return _with(trial, line)
 
     def _append(self, line: Any) -> None:
-        with self._path.open("ab") as file:
-            file.write(msgspec.json.encode(line) + b"\n")
+        try:
+            with self._path.open("ab") as file:
+                file.write(msgspec.json.encode(line) + b"\n")
+        except OSError as error:
+            raise ConfigError(f"{self._path} cannot be written: {error.strerror}") from error
 
     def _read(self, lines: list[bytes]) -> None:
         try:

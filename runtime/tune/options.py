@@ -66,7 +66,11 @@ class TuneOptions:
         "Folder for the evidence and what comes of it; a tune that was stopped goes on there.",
         metavar="FOLDER",
     )
-    max_runs: int = option(40, "Stop after so many runs of the workload.", type=count)
+    max_runs: int = option(
+        40,
+        "Try nothing more after so many runs of the workload; what was begun is ended.",
+        type=count,
+    )
     margin: float = option(
         0.03, "Gain below which a change is not worth a flag, as a share.", type=share
     )

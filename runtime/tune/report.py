@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from paged.runtime.bench.results import Value
 from paged.runtime.config import EngineConfig
 from paged.runtime.tune.levers import LEVERS, Values
 from paged.runtime.tune.search import Trial, Verdict, changed
@@ -42,12 +42,17 @@ class Findings:
         return kept[-1] if kept else None
 
     @property
-    def flags(self) -> dict[str, Value]:
+    def flags(self) -> dict[str, Any]:
         """The user's flags, and on top those that gained."""
-        defaults = {each.name: each.default for each in fields(EngineConfig)}
-        told = {name: value for name, value in vars(self.config).items() if value != defaults[name]}
-        told.pop("model", None)
-        return told | dict(changed(self.best.values, self.baseline) if self.best else {})
+        gained = changed(self.best.values, self.baseline) if self.best else {}
+        return {**told_flags(self.config), **gained}
+
+
+def told_flags(config: EngineConfig) -> dict[str, Any]:
+    """What a user said of the engine beside the model's name."""
+    defaults = {each.name: each.default for each in fields(EngineConfig) if each.name != "model"}
+    told = vars(config)
+    return {name: told[name] for name in defaults if told[name] != defaults[name]}
 
 
 def line_of(verdict: Verdict, baseline: Values) -> str:
@@ -78,7 +83,7 @@ def p99(trial: Trial, name: str) -> float:
 
 
 def as_flags(values: Mapping[str, Any]) -> str:
-    """As they are typed."""
+    """As they are typed into a shell."""
     return " ".join(_as_flag(name, value) for name, value in values.items())
 
 
@@ -86,9 +91,9 @@ def _as_flag(name: str, value: Any) -> str:
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"
-    if isinstance(value, tuple):
-        return f"--{flag} {' '.join(map(str, value))}"
-    return f"--{flag} {value}"
+    if isinstance(value, Mapping):
+        value = json.dumps(value)
+    return f"--{flag} {shlex.join(map(str, value if isinstance(value, tuple) else (value,)))}"
 
 
 def as_yaml(findings: Findings) -> str:
@@ -111,8 +116,8 @@ def summary(findings: Findings, folder: str) -> Iterator[str]:
         yield f"The same in a file: paged serve --config {folder}/{CONFIG}"
     else:
         yield "Best: the flags given. Nothing gained."
-    costly = [v.trial.lever for v in findings.verdicts if v.is_kept and v.trial.lever in _COSTLY]
-    if costly:
+    kept = dict.fromkeys(each.trial.lever for each in findings.verdicts if each.is_kept)
+    if costly := [lever for lever in kept if lever in _COSTLY]:
         yield (
             f"Answers change by {' and '.join(costly)}: look at docs/quantization.md, or tune with "
             "--keep-precision"

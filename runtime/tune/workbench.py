@@ -13,6 +13,7 @@ from paged.runtime.bench.offline import without_weights
 from paged.runtime.bench.results import RequestTimes, Value
 from paged.runtime.bench.workloads import BenchRequest
 from paged.runtime.config import EngineConfig
+from paged.runtime.device_probe import probe_device
 from paged.runtime.division import step_limits
 from paged.runtime.errors import ConfigError, EngineDead
 from paged.runtime.memory import MemoryPlan, available_memory
@@ -56,15 +57,16 @@ class Workbench:
         """What the baseline is, from the journal or from an engine.
 
         Raises:
-            ConfigError, EngineDead: it does not start. There is nothing to tune then.
+            ConfigError, EngineDead: it does not start, or has no device. There is nothing to tune.
         """
         if self._journal.start is not None:
             return self._journal.start
+        kind = probe_device().kind  # now, while no engine has it
         self._engine = AsyncEngine.from_config(self._config, separate_process=True)
         assert self._engine.about is not None
         memory = self._engine.about.memory
         self._values = resolved(self._config, memory)
-        start = Start(self._values, self._facts(memory), _device(memory))
+        start = Start(self._values, self._facts(memory), _device(memory, kind))
         self._journal.begin(start)
         return start
 
@@ -136,8 +138,8 @@ def resolved(config: EngineConfig, memory: MemoryPlan) -> dict[str, Value]:
     }
 
 
-def _device(memory: MemoryPlan) -> str:
-    return "CPU" if memory.budget is None else f"{memory.num_devices} GPU"
+def _device(memory: MemoryPlan, kind: str) -> str:
+    return "CPU" if memory.budget is None else f"{memory.num_devices} x {kind}"
 
 
 def _first_error(requests: Sequence[RequestTimes]) -> str:

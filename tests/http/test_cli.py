@@ -168,7 +168,7 @@ def test_a_mistake_gives_one_line(capsys: Capture, argv: list[str], line: str) -
 
 def test_flags_of_other_engines_are_explained(capsys: Capture) -> None:
     found = complaint(capsys, "serve", "--distributed-executor-backend", "mp")
-    assert "one process has all devices of a model" in found
+    assert "each host has one process" in found
 
 
 @pytest.mark.parametrize("name", ["--tensor-parallel-size", "-tp"])
@@ -179,12 +179,46 @@ def test_devices_that_share_a_model(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "word"),
-    [("-pp", "--tensor-parallel-size"), ("-dp", "CUDA_VISIBLE_DEVICES"), ("-tp", "at least 1")],
+    [("-pp", "at least 1"), ("-dp", "CUDA_VISIBLE_DEVICES"), ("-tp", "at least 1")],
 )
 def test_other_ways_to_use_devices_are_refused(name: str, word: str) -> None:
     assert engine_config("-pp", "1", "-dp", "1") == EngineConfig()
     with pytest.raises(ConfigError, match=word):
-        engine_config(name, "0" if name == "-tp" else "2")
+        engine_config(name, "2" if name == "-dp" else "0")
+
+
+@pytest.mark.parametrize(
+    ("argv", "word"),
+    [
+        (("--nnodes", "2"), "give a multiple of 2"),
+        (("--nnodes", "2", "--node-rank", "2", "-tp", "2"), "below --nnodes"),
+        (("--nnodes", "0"), "at least 1"),
+        (("--master-port", "0"), "between 1 and 65535"),
+        (("--nnodes", "2", "-tp", "2", "--kv-offloading-size", "1"), "one process"),
+        (("--nnodes", "2", "-tp", "2", "-pp", "3"), "pipeline-parallel-size 3 .* multiple of 2"),
+        (("-pp", "2", "--kv-offloading-size", "1"), "a model in one piece"),
+        (("-pp", "2", "--cpu-offload-gb", "1"), "a model in one piece"),
+    ],
+)
+def test_hosts_that_cannot_share_a_model_are_refused(argv: tuple[str, ...], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        engine_config(*argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "word"),
+    [
+        (("--headless",), "give --nnodes and --node-rank"),
+        (("--headless", "--nnodes", "2", "-tp", "2"), "not for rank 0"),
+        (("--nnodes", "2", "-tp", "2", "--node-rank", "1"), "needs --headless"),
+        (("--nnodes", "2", "-tp", "2", "--no-engine-process"), "needs an engine process"),
+    ],
+)
+def test_what_each_host_is_told_goes_together(
+    capsys: Capture, argv: tuple[str, ...], word: str
+) -> None:
+    assert main(["serve", "--port", "0", *argv]) == 2
+    assert word in capsys.readouterr().err
 
 
 def test_swap_space_is_another_name_for_the_offloading_size() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import resource
 import shutil
 import socket
@@ -50,6 +52,7 @@ def test_cards_are_what_the_driver_says() -> None:
     assert [card.index for card in cards(driver(told))] == [0, 1]
     assert cards(lambda arguments: None) == []
     shared = "0, NVIDIA GB10, 580.95, [N/A], [N/A], 12.1\n"
+    assert cards(driver("No devices were found\n")) == []
     assert cards(driver(shared)) == [Card(0, "NVIDIA GB10", "580.95", 0, 0, "12.1")]
 
 
@@ -65,13 +68,17 @@ def test_a_machine_without_a_gpu_is_no_fault(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("chosen", "devices", "status"),
-    [(None, 1, "ok"), ("0", 1, "ok"), ("", 1, "wrong"), ("7", 1, "wrong"), ("0", 2, "wrong")],
+    [
+        *((None, 1, "ok"), ("0", 1, "ok"), ("", 1, "wrong"), ("7", 1, "wrong"), ("0", 2, "wrong")),
+        *(("-1", 1, "wrong"), ("0,-1", 1, "ok"), ("-1,0", 1, "wrong"), ("GPU-5a3f", 1, "ok")),
+    ],
 )
 def test_visible_gpus(chosen: str | None, devices: int, status: str) -> None:
     environment = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
     config = EngineConfig(tensor_parallel_size=devices)
     assert statuses(gpus.check_visibility([H200], config, environment)) == [status]
-    assert statuses(gpus.check_visibility([], config, environment)) == []
+    without = statuses(gpus.check_visibility([], config, environment))
+    assert without == ([] if devices == 1 else ["warning"])
 
 
 def test_memory_that_others_have_is_told_with_a_share_that_would_do() -> None:
@@ -82,6 +89,9 @@ def test_memory_that_others_have_is_told_with_a_share_that_would_do() -> None:
     assert found.status == "wrong"
     assert "4711, python" in found.found
     assert "--gpu-memory-utilization 0.71." in found.remedy
+    full = Card(0, "NVIDIA H200", "580.65.06", 143_771 * 2**20, 143_700 * 2**20, "9.0")
+    [found] = gpus.check_memory([full], config, ask, {})
+    assert "--gpu-memory-utilization" not in found.remedy
     lower = EngineConfig(gpu_memory_utilization=0.7)
     assert statuses(gpus.check_memory([used], lower, ask, {})) == ["ok"]
     assert statuses(gpus.check_memory([used], config, ask, {"CUDA_VISIBLE_DEVICES": "1"})) == []
@@ -201,6 +211,12 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.touch()
     assert look(file / "below") == ["wrong"]
     assert look(file / "below", fatal=False) == ["warning"]
+
+    def closed(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "exists", closed)
+    assert look(tmp_path / "of" / "others") == ["wrong"]
 
 
 def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

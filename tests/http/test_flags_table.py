@@ -79,7 +79,12 @@ WORKING: dict[str, list[tuple[str, str, Any]]] = {
         ("--tensor-parallel-size 2", "tensor_parallel_size", 2),
         ("-tp 2", "tensor_parallel_size", 2),
         ("--tp 2", "tensor_parallel_size", 2),
-        ("-pp 1", "pipeline_parallel_size", 1),
+        ("-pp 2", "pipeline_parallel_size", 2),
+        ("--pipeline-parallel-size 2", "pipeline_parallel_size", 2),
+        ("--nnodes 2 -tp 2", "nnodes", 2),
+        ("--nnodes 2 -tp 2 --node-rank 1", "node_rank", 1),
+        ("--master-addr a", "master_addr", "a"),
+        ("--master-port 5000", "master_port", 5000),
         ("--data-parallel-size 1", "data_parallel_size", 1),
     ],
     "door": [
@@ -187,14 +192,12 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
         ("--num-scheduler-steps 8", "never waits for the host"),
     ],
     "devices": [
-        ("-pp 2", "--tensor-parallel-size"),
+        ("--nnodes 2", "a multiple of 2"),
         ("-dp 2", "CUDA_VISIBLE_DEVICES"),
         ("--data-parallel-rank 0", "CUDA_VISIBLE_DEVICES"),
         ("--data-parallel-hybrid-lb", "CUDA_VISIBLE_DEVICES"),
         ("--enable-expert-parallel", "experts whole already"),
-        ("--distributed-executor-backend ray", "one process"),
-        ("--nnodes 2", "one machine"),
-        ("--master-addr a", "one machine"),
+        ("--distributed-executor-backend ray", "each host has one process"),
         ("--disable-custom-all-reduce", "XLA"),
     ],
     "compilation": [
@@ -330,6 +333,8 @@ def _spellings(kind: type[Any]) -> list[str]:
     ("argv", "words"),
     [
         (["--default-chat-template-kwargs.a"], "expected one argument"),
+        (["--default-chat-template-kwargs.a", "--tp", "2"], "expected one argument"),
+        (["--default-chat-template-kwargs..a=1"], "has a key without a name"),
         (
             ["--default-chat-template-kwargs={}", "--default-chat-template-kwargs.a=1"],
             "are both given: use one",
@@ -337,6 +342,10 @@ def _spellings(kind: type[Any]) -> list[str]:
         (
             ["--default-chat-template-kwargs.a=1", "--default-chat-template-kwargs.a.b=1"],
             "goes into what has a value already",
+        ),
+        (
+            ["--default-chat-template-kwargs.a.b=1", "--default-chat-template-kwargs.a=1"],
+            "would replace what was given for keys below it",
         ),
     ],
 )

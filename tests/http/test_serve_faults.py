@@ -102,7 +102,7 @@ def restarts(running: Server) -> int:
 @COUNTS
 def test_a_killed_engine_is_replaced(model: Path, tmp_path: Path, count: int) -> None:
     with server(tmp_path, str(model), f"--api-server-count={count}") as running:
-        streams = [running.stream() for _ in range(4)]  # some of each process
+        streams = [running.stream(max_tokens=190) for _ in range(4)]  # some of each process
         for lines in streams:
             next(lines)
         [pid] = engines(running)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import httpx2
@@ -141,13 +142,9 @@ def test_a_signal_ends_it(model: Path, tmp_path: Path, number: signal.Signals, c
         wait_until(lambda: is_gone(server.engine))
 
 
-def test_a_signal_while_this_process_loads_waits_for_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_signal_while_this_process_loads_waits_for_nothing() -> None:
     """Neither for the thread that loads nor for those that it has started."""
-    left: list[ServeOptions] = []
     may_go_on = threading.Event()
-    monkeypatch.setattr(serve, "_leave_at_once", left.append)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
@@ -157,10 +154,18 @@ def test_a_signal_while_this_process_loads_waits_for_nothing(
             may_go_on.wait(20)
             raise ConfigError("nobody waits for this any more")
 
-        options = ServeOptions()
-        serve.serve(load, listener, options)
+        assert serve.serve(load, listener, ServeOptions()) is None
         may_go_on.set()
-    assert left == [options]
+    wait_until(lambda: not [each for each in threading.enumerate() if isinstance(each, Timer)])
+
+
+def test_what_is_still_loading_is_left_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    assert serve.leave(1) == 1
+    assert left == []
+    serve.leave(None)
+    assert left == [0]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ConfigError])

@@ -132,7 +132,7 @@ def test_a_dead_engine_ends_them_all(both: Path, victim: int) -> None:
         def is_down() -> bool:
             try:
                 reply = httpx2.get(health)
-            except httpx2.ConnectError:
+            except httpx2.TransportError:  # it is leaving, or has left
                 return True
             seen.append(reply.text)
             return reply.status_code == 503

@@ -43,7 +43,8 @@ def streamed(cluster: Cluster, prompt: str, num_tokens: int, begun: Any = None) 
         extra_body={"ignore_eos": True, "return_token_ids": True},
     )
     for chunk in stream:
-        number += sum(len(choice.token_ids or []) for choice in chunk.choices)  # type: ignore[attr-defined,misc]
+        for choice in chunk.choices:  # the field is ours
+            number += len((choice.model_extra or {}).get("token_ids") or [])
         if begun is not None and number:
             begun.release()
             begun = None

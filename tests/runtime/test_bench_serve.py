@@ -154,6 +154,12 @@ def bench(server: FakeServer, tmp_path: Path, *flags: str) -> tuple[int, dict[st
     return status, json.loads(path.read_text())
 
 
+def test_a_folder_that_cannot_be_made_is_a_line(server: FakeServer, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="The results cannot be saved"):
+        bench(server, tmp_path, "--result-dir", str(tmp_path / "file" / "below"))
+
+
 def test_times_and_counts_are_those_of_the_server(
     server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -158,7 +158,7 @@ def test_sharegpt_takes_first_questions_of_usual_length(tmp_path: Path, as_lines
     path.write_text("\n".join(map(json.dumps, talks)) if as_lines else json.dumps(talks))
     [request] = sharegpt_requests(path, 1, seed=0, encode=words, output_len=None)
     assert request == BenchRequest("one two three four", 4, 5)
-    with pytest.raises(ConfigError, match="holds 1 usable prompts, --num-prompts asks for 2"):
+    with pytest.raises(ConfigError, match="holds 1 usable prompts, and 2 are needed"):
         sharegpt_requests(path, 2, seed=0, encode=words, output_len=None)
     with pytest.raises(ConfigError, match="give --tokenizer or --output-len"):
         sharegpt_requests(path, 1, seed=0, encode=None, output_len=None)

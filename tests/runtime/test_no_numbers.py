@@ -35,11 +35,11 @@ POISON = 5  # no other prompt holds it
 def core(source: ModelSource, compile_cache: str) -> Iterator[EngineCore]:
     """One whose model has no numbers for a token."""
     core = make_core(source, compile_cache)
-    params = core._runner._params
+    params = core._runner._device.params
     embedding = next(leaf for leaf in jax.tree.leaves(params) if leaf.shape[0] == VOCAB)
     broken = embedding.at[POISON].set(jnp.nan)
     swap = jax.tree.map(lambda leaf: broken if leaf is embedding else leaf, params)
-    core._runner._params = swap
+    core._runner._device.params = swap
     yield core
     core.close()
 

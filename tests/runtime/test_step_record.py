@@ -50,7 +50,7 @@ def test_a_step_is_launched_when_it_is_started() -> None:
     runner = StepRunner.__new__(StepRunner)
     runner._sample = lambda *_: ()  # type: ignore[assignment, method-assign]
     nothing: Any = None
-    step = Started(nothing, nothing, 1.5, nothing, nothing, None)
+    step = Started(nothing, nothing, 1.5, nothing, None)
     assert runner.finish(step).launch_time == 1.5
 
 

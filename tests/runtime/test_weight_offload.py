@@ -75,13 +75,16 @@ def test_layers_on_the_host_change_no_token(
     found = source_of(name, tmp_path)
     core = make_core(found, compile_cache, **FLAGS)
     expected, before, name = answers(core), core.memory, core._runner.fingerprint()
-    sizes = [sum(x.nbytes for x in jax.tree.leaves(layer)) for layer in core._runner._params.layers]
+    sizes = [
+        sum(x.nbytes for x in jax.tree.leaves(layer))
+        for layer in core._runner._device.params.layers
+    ]
     core.close()
 
     wanted = sorted(sizes, reverse=True)[2:][: num_on_host - 2]
     flags = {"cpu_offload_gb": sum(wanted) / GIB, "kv_offloading_size": 2**-10}
     core = make_core(found, compile_cache, **FLAGS, **flags)
-    on_host = [layer for layer in core._runner._params.layers if isinstance(layer, OnHost)]
+    on_host = [layer for layer in core._runner._device.params.layers if isinstance(layer, OnHost)]
     arrays = jax.tree.leaves(on_host)
     assert len(on_host) == num_on_host
     assert {x.sharding.memory_kind for x in arrays} == {PINNED}

@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paged.http.app import create_app
 from paged.http.replicas.joined import Whole
-from paged.http.replicas.pipes import ReplicaLost
 from paged.http.replicas.relay import CutOff, Messages, Relay
 from paged.http.replicas.replica import respond
+from paged.http.replicas.reply_pipes import ReplicaLost
 from paged.http.replicas.request import PAGE_BYTES, Asked, pages_of
 from paged.runtime.errors import Overloaded
 from tests.http.fakes import FakeEngine

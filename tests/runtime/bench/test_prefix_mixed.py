@@ -8,6 +8,7 @@ import pytest
 
 from paged.runtime.bench.mixed import ALONE, mixed_requests, tail_table
 from paged.runtime.bench.options import POLICIES, MixedOptions
+from paged.runtime.bench.prefix import prefix_lines
 from paged.runtime.bench.results import RunResult, read_result
 from paged.runtime.bench.workloads import IdRange, prefix_tree_requests
 from paged.runtime.config import EngineConfig
@@ -95,6 +96,20 @@ def test_mixed_tells_the_tail_of_short_requests(
         float(table.rows[1][-1].replace(",", "")), abs=0.5
     )
     assert "Short requests" in capsys.readouterr().out
+
+
+def test_runs_in_which_nothing_was_answered_are_told() -> None:
+    def failed(name: str) -> RunResult:
+        counts = {"num_completed": 0, "num_failed": 3, "num_input_tokens": 0}
+        rates = {"requests_per_second": 0.0, "output_tokens_per_second": 0.0}
+        rest = {"duration": 1.0, "num_output_tokens": 0, "total_tokens_per_second": 0.0}
+        return RunResult(name=name, **counts, **rates, **rest)  # type: ignore[arg-type]
+
+    table = tail_table((failed(ALONE), failed("fcfs")))
+    assert [row[1:] for row in table.rows] == [("-",) * 4 + ("",), ("-",) * 4 + ("0",)]
+    assert [*prefix_lines((failed("off"), failed("on")))][-1] == (
+        "With prefix caching 0.0% of prompt tokens were cached."
+    )
 
 
 def tokens_per_second(run: RunResult) -> float:

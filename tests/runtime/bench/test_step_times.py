@@ -1,8 +1,11 @@
 """`paged bench steps`: which steps are run, and what is counted of them."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax.numpy as jnp
 import pytest
 
 from paged.http.cli import main
@@ -10,6 +13,7 @@ from paged.runtime.bench.results import read_result
 from paged.runtime.bench.step_times import _rows
 from paged.runtime.bench.step_work import ModelWork
 from paged.runtime.buckets import Bucket
+from paged.runtime.planning import plan
 
 # Two layers: one sees all, one sees 4 tokens; 10 numbers a token, 7 a row's logits.
 WORK = ModelWork(10, 7, 100, 0, 0, 0, kv_bytes=2, pair_flops=3, windows=(None, 4))
@@ -31,6 +35,33 @@ def test_a_mixture_reads_the_experts_that_are_chosen() -> None:
     mixture = ModelWork(10, 7, 100, 400, 4, 1, 0, 0, (None,))
     assert mixture.bytes((1,), 0) == 100 + 400 / 4
     assert 490 < mixture.bytes((1,) * 20, 0) < 500
+
+
+@pytest.mark.parametrize("name", ["MixtralForCausalLM", "Qwen2MoeForCausalLM"])
+def test_every_family_with_experts_has_them_counted(name: str, tmp_path: Path) -> None:
+    """Some families have nothing of their own but how tokens choose; others have more."""
+    model = {
+        "architectures": [name],
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "vocab_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 256,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 48,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    params = SimpleNamespace(layers=[jnp.zeros(1000)], head=[jnp.zeros(10)])
+    work = ModelWork.of(plan(str(tmp_path), "H200").shapes, params, 32 * 96)
+    assert (work.experts, work.chosen) == (8, 2)
+    assert work.weight_bytes + work.expert_bytes == pytest.approx(4 * 1010)
+    assert work.expert_bytes > work.weight_bytes
+    per_expert = 3 * 32 * 48
+    assert 2 * per_expert < work.token_weights < 5 * per_expert
 
 
 def test_rows_of_a_step() -> None:

@@ -45,6 +45,8 @@ def test_a_length_alone_becomes_random_ids(tmp_path: Path) -> None:
     ("line", "told"),
     [
         ('{"output_tokens": 2}', 'request 1 needs "prompt"'),
+        ('{"prompt": ["a", 2], "output_tokens": 2}', 'request 1 needs "prompt"'),
+        ('{"prompt": [1, -2], "output_tokens": 2}', 'request 1 needs "prompt"'),
         ('{"prompt": "a"}', 'request 1 needs "output_tokens"'),
         ('{"prompt": "a", "output_tokens": 2, "arrival": -1}', 'needs an "arrival" .* got -1'),
         ('{"prompt": "a", "output_tokens": 2, "priority": "x"}', "whole number .* got 'x'"),
@@ -68,12 +70,13 @@ def logged(second: float, prompt: int, cached: int, generated: int) -> str:
 def test_a_log_tells_when_requests_came_and_what_they_shared(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     other = ['{"time": "x", "message": "ready"}', "a library's line", logged(5, 9, 0, 0)]
+    other += [logged(1, 9, 0, 3).replace("[3]", "3"), logged(1, 9, 0, 3).replace("500.0", '"slow"')]
     path.write_text("\n".join([logged(4, 40, 32, 8), *other, logged(2.5, 32, 0, 3)]))
     first, second = read_log(path, ids=IdRange(), seed=0)
     assert (first.arrival, first.num_input_tokens, first.num_output_tokens) == (0.0, 32, 3)
     assert (second.arrival, len(second.prompt), second.num_output_tokens) == (1.5, 40, 8)
     assert first.prompt[:8] != second.prompt[:8]
-    with pytest.raises(ConfigError, match="holds 2 usable prompts, --num-prompts asks for 3"):
+    with pytest.raises(ConfigError, match="holds 2 usable prompts, and 3 are needed"):
         read_log(path, 3, ids=IdRange(), seed=0)
 
 

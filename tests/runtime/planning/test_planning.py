@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -166,6 +167,15 @@ def test_what_does_not_fit_is_told_what_would() -> None:
 )
 def test_traps_are_told(flags: dict[str, Any], word: str) -> None:
     assert word in "\n".join(warnings(planned(**flags)))
+
+
+def test_a_step_has_no_longer_prompts_than_the_engine_takes() -> None:
+    def milliseconds(max_model_len: int) -> int:
+        flags: dict[str, Any] = {"max_num_batched_tokens": 65_536, "max_model_len": max_model_len}
+        [found] = re.findall(r"65536 takes (\d+) ms", "\n".join(warnings(planned(**flags))))
+        return int(found)
+
+    assert milliseconds(2048) < 0.8 * milliseconds(65_536)
 
 
 def test_a_sound_plan_has_no_warnings() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from paged.runtime.pooling.grid import Grid, Shape
 from paged.runtime.pooling.remote import RemoteRunner
 from paged.runtime.pooling.setup import Ready
 from paged.runtime.pooling.vectors import Vectors
+from paged.runtime.pooling.worker import Runner
 from tests.runtime.pooling.pooling_fakes import MAX_MODEL_LEN, SIZE, reader
 
 _PROGRAM = """
@@ -78,9 +80,13 @@ def remote_runner(settings: str = "", statement: str = "") -> RemoteRunner:
     return RemoteRunner(EngineConfig(), program=program)
 
 
-def remote_engine(runner: RemoteRunner, keeping: Keeping | None = None) -> PoolingEngine:
+def remote_engine(
+    runner: RemoteRunner,
+    keeping: Keeping | None = None,
+    again: Callable[[], Runner] | None = None,
+) -> PoolingEngine:
     """An engine over a process, and after its death over others that are sound."""
     ready = runner.ready
     return PoolingEngine(
-        reader(), ready.abilities, runner, ready.grid, again=remote_runner, keeping=keeping
+        reader(), ready.abilities, runner, ready.grid, again=again or remote_runner, keeping=keeping
     )

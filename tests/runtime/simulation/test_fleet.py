@@ -124,11 +124,14 @@ def test_more_is_found_where_the_prefix_went() -> None:
 
 def test_bursts_keep_the_mean_rate() -> None:
     times = np.arange(6000) / 10  # 10 a second for 600 s
-    moved = Bursts(factor=4, seconds=10, every=60).warp(times)
+    bursts = Bursts(factor=4, seconds=10, every=60)
+    moved = bursts.warp(times)
     assert np.all(np.diff(moved) >= 0)
     per_minute = np.histogram(moved, bins=np.arange(0, 601, 60))[0]
     assert per_minute == pytest.approx(600, abs=1)
     assert np.count_nonzero(moved % 60 < 10) == pytest.approx(4000, abs=10)
+    assert bursts.even(600) == pytest.approx(600)
+    assert bursts.even(65) == pytest.approx(60 + 4 * 5)
     with pytest.raises(ValueError, match="at most 15 seconds"):
         Bursts(factor=4, seconds=20, every=60)
 

@@ -51,6 +51,18 @@ def test_no_step_is_quicker_for_having_more_to_do(seed: int, noise: float) -> No
     assert min(found.dense) >= 0
 
 
+def test_steps_that_were_held_up_count() -> None:
+    """One in ten takes ten times as long, as on a machine that does other things too."""
+    rng = np.random.default_rng(0)
+    steps = [
+        step._replace(milliseconds=step.milliseconds * (10 if rng.random() < 0.1 else 1))
+        for step in steps_of(TRUE, noise=0.0) * 200
+    ]
+    found = fit(steps, knots=(1, 64, 512))
+    expected = sum(found.of(*step[:3]) for step in steps)
+    assert expected == pytest.approx(sum(step.milliseconds for step in steps), rel=0.03)
+
+
 def test_steps_of_one_size_tell_too_little() -> None:
     with pytest.raises(ConfigError, match="about 8 tokens: measure more sizes"):
         fit([MeasuredStep(8, 0, 0, 1.0), MeasuredStep(9, 0, 0, 1.0)], knots=(8,))

@@ -173,6 +173,11 @@ def test_it_stops_after_the_runs_it_may_make() -> None:
         ),
         (
             {"kv_cache_memory_bytes": 2**30, "max_model_len": 768},
+            {},
+            {"max_num_seqs": 128, "max_num_batched_tokens": 2048},
+        ),
+        (
+            {"kv_cache_memory_bytes": 2**30, "max_model_len": 768},
             {"on_gpu": False, "free_bytes": 2**33},
             {"kv_cache_memory_bytes": 2**31},
         ),

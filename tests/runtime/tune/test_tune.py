@@ -11,7 +11,10 @@ import pytest
 
 from paged.http.cli import main, parse
 from paged.runtime.async_engine import AsyncEngine
+from paged.runtime.config import EngineConfig
 from paged.runtime.tune.journal import NAME, Journal, Task
+from paged.runtime.tune.report import Findings, as_flags, summary
+from paged.runtime.tune.search import Trial, Verdict
 from tests.runtime.fakes import write_model
 
 MODEL = {
@@ -66,6 +69,7 @@ def test_the_flags_are_a_file_that_serve_reads(folder: Path) -> None:
 def test_every_run_is_kept(folder: Path) -> None:
     header, *lines = map(json.loads, (folder / NAME).read_text().splitlines())
     assert header["task"]["goals"] == {"ttft": 60_000, "tpot": 10_000}
+    assert header["start"]["device"] == "CPU"
     assert header["start"]["values"]["max_model_len"] == 256
     assert header["start"]["facts"]["longest"] == 25 + 4
     assert [line.get("lever", "") for line in lines] == ["", "", "memory for pages"]
@@ -126,6 +130,38 @@ def test_goals_that_are_none(text: str, capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         parse(["tune", f"--slo={text}"])
     assert "ttft=500ms,tpot=30ms" in capsys.readouterr().err
+
+
+def test_flags_are_told_as_a_shell_takes_them() -> None:
+    values = {
+        "quantization_exclude": ("*head*", "router"),
+        "override_generation_config": {"top_k": 5},
+        "compile_cache_dir": "",
+        "enable_prefix_caching": False,
+        "max_num_seqs": 8,
+    }
+    assert as_flags(values) == (
+        "--quantization-exclude '*head*' router "
+        """--override-generation-config '{"top_k": 5}' --compile-cache-dir '' """
+        "--no-enable-prefix-caching --max-num-seqs 8"
+    )
+
+
+def test_what_costs_precision_is_named_once() -> None:
+    baseline = {"kv_cache_dtype": "auto"}
+    tried = [Trial({"kv_cache_dtype": name}, "KV cache of 8 bits") for name in ("fp8", "int8")]
+    verdicts = [Verdict(trial, 0.1, is_kept=True) for trial in (Trial(baseline), *tried)]
+    findings = Findings(
+        config=EngineConfig(max_num_seqs=8),
+        model=None,
+        device="CPU",
+        goals={},
+        baseline=baseline,
+        verdicts=tuple(verdicts),
+    )
+    first, *_, costs, _ = summary(findings, "tuning")
+    assert first == "Best: paged serve --max-num-seqs 8 --kv-cache-dtype int8"
+    assert costs.startswith("Answers change by KV cache of 8 bits: ")
 
 
 @pytest.mark.slow

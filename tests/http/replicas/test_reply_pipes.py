@@ -11,8 +11,8 @@ import pytest
 from starlette.types import Message
 
 from paged.http.app import create_app
-from paged.http.replicas.pipes import Address, Inbox, Inboxes, Pipes, ReplicaLost
 from paged.http.replicas.replica import respond
+from paged.http.replicas.reply_pipes import Address, Inbox, Inboxes, Part, Pipes, ReplicaLost
 from paged.http.replicas.request import asked
 from tests.http.fakes import FakeEngine
 
@@ -70,12 +70,22 @@ def test_parts_come_in_order_each_to_its_own_request() -> None:
         for inbox in opened:
             head, *parts = await read_all(inbox)
             assert head == {**HEAD, "headers": [(b"a", b"b")]}
-            assert [part["body"].split()[1] for part in parts] == [b"%d" % n for n in range(50)]
-            assert {part["body"].split()[0] for part in parts} == {b"%d" % inbox.number}
-            assert [part["more_body"] for part in parts] == [True] * 49 + [False]
+            words = b"".join(part["body"] for part in parts).split()
+            assert words[1::2] == [b"%d" % turn for turn in range(50) for _ in range(1000)]
+            assert set(words[::2]) == {b"%d" % inbox.number}
+            assert [part["more_body"] for part in parts] == [True] * (len(parts) - 1) + [False]
             inboxes.close(inbox)
 
     run(test)
+
+
+def test_parts_that_wait_are_joined() -> None:
+    inbox = Inbox(1)
+    for part in (Part(1, status=200), *(Part(1, b"x", more=turn < 2) for turn in range(3))):
+        inbox.take(part)
+    inbox.take(Part(1, more=None))
+    head, joined = asyncio.run(read_all(inbox))
+    assert (head["status"], joined["body"], joined["more_body"]) == (200, b"xxx", False)
 
 
 def test_what_comes_late_is_dropped() -> None:

@@ -21,6 +21,7 @@ _LENGTH_BYTES = 4
 _KEY_BYTES = 32
 # Bytes that wait to be sent on a connection before who writes has to wait.
 _MOST_WAITING = 2**18
+_BODY = "http.response.body"
 
 
 class ReplicaLost(RuntimeError):
@@ -57,7 +58,7 @@ def _message(part: Part) -> Message:
     if part.status:
         head = {"status": part.status, "headers": part.headers}
         return {"type": "http.response.start", **head}
-    return {"type": "http.response.body", "body": part.body, "more_body": part.more}
+    return {"type": _BODY, "body": part.body, "more_body": part.more}
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,15 @@ class Inbox:
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def take(self, part: Part) -> None:
+        """Parts of a body that come before they are read are joined: a router that is slow has the
+        fewer of them to pass on.
+        """
+        last = self._came[-1] if self._came else None
         if part.more is None:
             self._is_ended = True
+        elif last is not None and last["type"] == _BODY and not part.status:
+            last["body"] += part.body
+            last["more_body"] = part.more
         else:
             self._came.append(_message(part))
         self._news.set()

@@ -1,0 +1,206 @@
+"""Stages of a model one after the other, as one device.
+
+Each stage has programs of its own, for its own devices. What it makes of a step goes to the next by
+a small program that both run, and the tokens that the last one chooses go back to the first. Where
+other processes have some of the stages, each calls what is its own, in the one order that follows
+from the calls (see `paged.runtime.hosts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.stages import Compiled
+
+from paged.models.mesh import TENSOR
+from paged.runtime.buckets import Bucket
+from paged.runtime.lowering import Key
+from paged.runtime.placement import own_devices
+from paged.runtime.programs import all_jobs, relay_shape
+from paged.runtime.step_device import HostArray, StepDevice
+from paged.runtime.steps import StepShapes
+
+_STAGE = "stage"
+_TO_ALL = ("copy_pages", "update_tables")
+
+
+class Hop:
+    """Carries arrays that each device of a stage has to each device of another.
+
+    Some of either must be this process's; the others' processes do the same at the same time.
+
+    Args:
+        source, target: meshes of as many devices.
+        kinds: by key, the shapes of what will be carried.
+    """
+
+    def __init__(self, source: Mesh, target: Mesh, kinds: Mapping[Key, Any]) -> None:
+        devices = np.stack([source.devices, target.devices])
+        types = (AxisType.Auto,) * 2
+        self._both = NamedSharding(
+            Mesh(devices, (_STAGE, TENSOR), axis_types=types), PartitionSpec(_STAGE)
+        )
+        self._there = NamedSharding(target, PartitionSpec())
+        self._target = own_devices(list(target.devices.flat))
+        self._own = own_devices(list(devices.flat))
+        self._kinds = dict(kinds)
+        self._programs: dict[str, Compiled] = {}
+        self._nothing: dict[jax.ShapeDtypeStruct, list[jax.Array]] = {}
+        for kind in self._kinds.values():
+            if repr(kind) not in self._programs:
+                self._programs[repr(kind)] = self._compiled(kind)
+
+    def __call__(self, key: Key, arrays: Any) -> Any:
+        """Enqueue the way of some arrays.
+
+        Args:
+            key: of the call that has made them.
+            arrays: what is to be carried, if the source is here.
+
+        Returns:
+            The same at the target; None if that is elsewhere.
+        """
+        kind = self._kinds[key]
+        leaves, tree = jax.tree.flatten(kind)
+        sent = [None] * len(leaves) if arrays is None else jax.tree.leaves(arrays)
+        joined = [self._joined(*pair) for pair in zip(leaves, sent, strict=True)]
+        arrived = self._programs[repr(kind)](joined)
+        if not self._target:
+            return None
+        return jax.tree.unflatten(tree, [self._arrived(each) for each in arrived])
+
+    def _compiled(self, kind: Any) -> Compiled:
+        def carry(arrays: list[jax.Array]) -> list[jax.Array]:
+            return [lax.ppermute(each, _STAGE, [(0, 1)]) for each in arrays]
+
+        leaves: list[jax.ShapeDtypeStruct] = jax.tree.leaves(kind)
+        for each in leaves:
+            nothing = np.zeros(each.shape, each.dtype)
+            self._nothing[each] = [jax.device_put(nothing, device) for device in self._target]
+        spec = self._both.spec
+        spread = jax.shard_map(
+            carry, mesh=self._both.mesh, in_specs=spec, out_specs=spec, check_vma=False
+        )
+        shapes = [
+            jax.ShapeDtypeStruct(_twice(each.shape), each.dtype, sharding=self._both)
+            for each in leaves
+        ]
+        return jax.jit(spread).lower(shapes).compile()
+
+    def _joined(self, kind: jax.ShapeDtypeStruct, sent: jax.Array | None) -> jax.Array:
+        """One array of both stages: what is sent, and at the target as much of nothing."""
+        own = {each.device: each for each in self._nothing[kind]}
+        own |= {} if sent is None else {x.device: x.data for x in sent.addressable_shards}
+        return jax.make_array_from_single_device_arrays(
+            _twice(kind.shape), self._both, [own[device] for device in self._own]
+        )
+
+    def _arrived(self, joined: jax.Array) -> jax.Array:
+        """The target's part."""
+        shards = {each.device: each.data for each in joined.addressable_shards}
+        own = [shards[device] for device in self._target]
+        return jax.make_array_from_single_device_arrays(own[0].shape, self._there, own)
+
+
+class Pipeline:
+    """A `Device` made of stages.
+
+    Args:
+        own: the stages of this process, by their index.
+        shapes: of all stages.
+        last_params: the shapes of the last one's parameters.
+    """
+
+    def __init__(
+        self, own: Mapping[int, StepDevice], shapes: Sequence[StepShapes], last_params: Any
+    ) -> None:
+        self._own = own
+        first = next(iter(own.values()))
+        self.shapes, self.params = first.shapes, first.params
+        self.programs, self.cache = first.programs, first.cache
+        self._number = len(shapes)
+        self._first, self._last = own.get(0), own.get(self._number - 1)
+        forward = {("forward", each): _relay(shapes[0], each) for each in self.shapes.buckets.all()}
+        self._onward = [
+            _hop(shapes[index], shapes[index + 1], forward) for index in range(self._number - 1)
+        ]
+        self._back = _hop(shapes[-1], shapes[0], _results(shapes[-1], last_params))
+
+    def call(self, key: Key, *inputs: HostArray) -> Any:
+        """See `Device`. Results are there where the first stage is."""
+        if key[0] == "forward":
+            return self._forward(key, *inputs)
+        if key[0] in _TO_ALL:
+            for stage in self._own.values():
+                stage.call(key, *inputs)
+            return None
+        made = None if self._last is None else self._last.call(key, *inputs)
+        if key[0] not in ("sample", "score") or self._back is None:
+            return None
+        result = self._back(key, made)
+        if key[0] == "sample" and self._first is not None:
+            self._first.take(result.tokens)
+        return result
+
+    def explain(self, error: Exception) -> str:
+        """See `Device`."""
+        return f"{type(error).__name__}: {error}"
+
+    def wait(self) -> None:
+        """See `Device`."""
+        for stage in self._own.values():
+            stage.wait()
+
+    def close(self) -> None:
+        """See `Device`."""
+        for stage in self._own.values():
+            stage.close()
+
+    def _forward(self, key: Key, *inputs: HostArray) -> Any:
+        """Enqueue a step's layers, stage by stage."""
+        out, relay = None, None
+        for index in range(self._number):
+            if index in self._own:
+                received = () if index == 0 else (relay,)
+                out = self._own[index].forward(key, *inputs, *received)
+                relay = out.relay
+            hop = self._onward[index] if index < self._number - 1 else None
+            relay = None if hop is None else hop(key, relay if index in self._own else None)
+        return out
+
+
+def _hop(source: StepShapes, target: StepShapes, kinds: Mapping[Key, Any]) -> Hop | None:
+    """The way from one stage to another; None if this process has neither."""
+    here, there = source.placement.mesh, target.placement.mesh
+    assert here is not None, "stages have meshes"
+    assert there is not None, "stages have meshes"
+    devices = [*here.devices.flat, *there.devices.flat]
+    return Hop(here, there, kinds) if own_devices(devices) else None
+
+
+def _relay(shapes: StepShapes, bucket: Bucket) -> jax.ShapeDtypeStruct:
+    assert shapes.stage is not None, "a pipeline is of stages"
+    return relay_shape(shapes.stage, bucket)
+
+
+def _results(shapes: StepShapes, params: Any) -> dict[Key, Any]:
+    """What the last stage makes for the host, by the calls that it makes it at."""
+    results = {}
+    for key, job in all_jobs(shapes, params):
+        if key[0] in ("sample", "score"):
+            out = jax.eval_shape(job.function, *job.args)
+            results[key] = out[2] if key[0] == "sample" else out
+    return {key: jax.tree.map(_bare, each) for key, each in results.items()}
+
+
+def _bare(each: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(each.shape, each.dtype)
+
+
+def _twice(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (2 * shape[0], *shape[1:])
