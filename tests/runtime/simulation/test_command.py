@@ -47,6 +47,12 @@ def test_the_same_seed_gives_the_same_figures(capsys: Capture) -> None:
     assert simulate(capsys, "--seed", "1") != simulate(capsys)
 
 
+def test_nothing_is_simulated_whose_figures_have_no_place(capsys: Capture, tmp_path: Path) -> None:
+    for flag in ("--output-json", "--html"):
+        assert f"written to {tmp_path}: it is a folder" in complaint(capsys, flag, str(tmp_path))
+    assert not capsys.readouterr().out
+
+
 def test_figures_and_a_page_are_written(capsys: Capture, tmp_path: Path) -> None:
     figures, page = tmp_path / "f.json", tmp_path / "f.html"
     flags = ("--replicas", "1-3", "--routing", "prefix,random")

@@ -13,7 +13,7 @@ from paged.http.cli import main, parse
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.config import EngineConfig
 from paged.runtime.tune.journal import NAME, Journal, Task
-from paged.runtime.tune.report import Findings, as_flags, summary
+from paged.runtime.tune.report import PAGE, Findings, as_flags, summary
 from paged.runtime.tune.search import Trial, Verdict
 from tests.runtime.fakes import write_model
 
@@ -101,6 +101,15 @@ def test_it_goes_on_where_it_was(
     assert told.startswith("baseline: the flags given: ")
     assert "requests/s within the goals" in told
     assert "a larger --max-runs goes on" in told
+
+
+def test_nothing_is_tried_whose_outcome_has_no_place(
+    tune: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / PAGE).mkdir()
+    assert tune(tmp_path) == 2
+    assert f"{PAGE}: it is a folder" in capsys.readouterr().err
+    assert not (tmp_path / NAME).exists()
 
 
 def test_a_folder_is_of_one_task(
