@@ -139,7 +139,7 @@ def _log_lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise ConfigError(f"--dataset-path: {error}") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     for line in text.splitlines():
         with suppress(ValueError):
             found = json.loads(line)
