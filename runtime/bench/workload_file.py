@@ -157,7 +157,14 @@ def _is_request(record: dict[str, Any]) -> bool:
     }
     generated = record.get("generated_tokens")
     is_ours = all(isinstance(record.get(name), kind) for name, kind in kinds.items())
-    return is_ours and _are_ids(generated) and sum(generated) > 0
+    return is_ours and _is_date(record["time"]) and _are_ids(generated) and sum(generated) > 0
+
+
+def _is_date(text: str) -> bool:
+    with suppress(ValueError):
+        datetime.fromisoformat(text)
+        return True
+    return False
 
 
 def _came(record: dict[str, Any]) -> float:

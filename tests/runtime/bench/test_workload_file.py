@@ -72,6 +72,7 @@ def test_a_log_tells_when_requests_came_and_what_they_shared(tmp_path: Path) -> 
     path = tmp_path / "server.log"
     other = ['{"time": "x", "message": "ready"}', "a library's line", logged(5, 9, 0, 0)]
     other += [logged(1, 9, 0, 3).replace("[3]", "3"), logged(1, 9, 0, 3).replace("500.0", '"slow"')]
+    other += [logged(1, 9, 0, 3).replace("2026-", "noon "), logged(1, 9, 0, 3).replace("-01T", "")]
     path.write_text("\n".join([logged(4, 40, 32, 8), *other, logged(2.5, 32, 0, 3)]))
     first, second = read_log(path, ids=IdRange(), seed=0)
     assert (first.arrival, first.num_input_tokens, first.num_output_tokens) == (0.0, 32, 3)
