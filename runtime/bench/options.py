@@ -147,11 +147,11 @@ class WorkloadOptions:
         0.0, "Draw random lengths from (1 - ratio) to (1 + ratio) times the given.", type=float
     )
     random_prefix_len: int = option(
-        0, "Tokens that all random prompts share, on top of their length.", type=int
+        0, "Tokens that all random prompts share, on top of their length.", type=whole
     )
     lognormal_input_mean: float = option(220.0, "Mean prompt tokens.", type=finite)
     lognormal_output_mean: float = option(200.0, "Mean tokens to generate.", type=finite)
-    lognormal_sigma: float = option(1.0, "Standard deviation of log lengths.", type=float)
+    lognormal_sigma: float = option(1.0, "Standard deviation of log lengths.", type=at_least_0)
     lognormal_max_len: int = option(1024, "Longest prompt and output.", type=count)
     prefix_repetition_num_prefixes: int = option(10, "Different prefixes.", type=count)
     prefix_repetition_prefix_len: int = option(256, "Tokens of a prefix.", type=count)
@@ -188,7 +188,7 @@ class LatencyOptions(OutputOptions):
     output_len: int = option(128, "Tokens to generate for each.", type=count)
     batch_size: int = option(8, "Prompts in the batch.", type=count)
     n: int = option(1, "Sequences of each prompt; sampled at temperature 1 if above 1.", type=count)
-    num_iters_warmup: int = option(10, "Runs that are not counted.", type=int)
+    num_iters_warmup: int = option(10, "Runs that are not counted.", type=whole)
     num_iters: int = option(30, "Runs that are.", type=count)
     disable_detokenize: bool = option(False, "Leave the output as token ids.")
 
@@ -319,7 +319,7 @@ class LoadOptions(ArrivalOptions):
         nargs="+",
         metavar="REQUESTS",
     )
-    num_warmups: int = option(0, "Requests sent before, and not counted.", type=int)
+    num_warmups: int = option(0, "Requests sent before, and not counted.", type=whole)
 
 
 @dataclass(frozen=True, kw_only=True)

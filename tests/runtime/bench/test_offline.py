@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from paged.http.cli import main
 from paged.runtime.bench.latency import decode_seconds
 from paged.runtime.bench.offline import EngineMeter
 from paged.runtime.bench.results import EngineReport, read_result
@@ -71,6 +72,23 @@ def test_latency_runs_one_batch_again_and_again(
     [run] = read_result(tmp_path / "result.json").runs
     assert run.times["e2el"].p50 == pytest.approx(1000 * result["percentiles"]["50"], abs=1e-3)
     assert "99% percentile latency: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        ("latency", "--num-iters-warmup"),
+        ("serve", "--num-warmups"),
+        ("throughput", "--random-prefix-len"),
+        ("throughput", "--lognormal-sigma"),
+    ],
+)
+def test_nothing_is_done_a_negative_number_of_times(
+    command: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", command, f"{flag}=-3"])
+    assert f"argument {flag}: must be at least 0" in capsys.readouterr().err
 
 
 def output(first: float | None, last: float | None, num_tokens: int) -> RequestOutput:
