@@ -90,7 +90,7 @@ def _load(config: EngineConfig, options: TuneOptions) -> Load:
     return Load(
         requests,
         times,
-        dict(options.slo),
+        dict(options.goodput),
         options.max_concurrency,
         progress=not options.disable_tqdm,
     )

@@ -134,13 +134,6 @@ def test_mistakes_are_a_line(
     assert complaint in line
 
 
-@pytest.mark.parametrize("text", ["ttft", "ttft=fast", "p99=3ms", "ttft=5h", ""])
-def test_goals_that_are_none(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(["tune", f"--slo={text}"])
-    assert "ttft=500ms,tpot=30ms" in capsys.readouterr().err
-
-
 def test_flags_are_told_as_a_shell_takes_them() -> None:
     values = {
         "quantization_exclude": ("*head*", "router"),
