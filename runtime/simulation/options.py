@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paged.runtime.bench.options import at_least_0, count, finite, goals_option
+from paged.runtime.bench.options import ArrivalOptions, at_least_0, count, finite, goals_option
 from paged.runtime.bench.options import OutputOptions as BenchOutput
 from paged.runtime.config import EngineConfig
 from paged.runtime.flags import option, same_option
@@ -106,9 +106,7 @@ class TraceOptions:
         "Requests per second to the whole fleet, on average; a recorded trace has its own.",
         type=finite,
     )
-    burstiness: float = option(
-        1.0, "Shape of the gamma-distributed gaps: 1 is Poisson, more is steadier.", type=finite
-    )
+    burstiness: float = same_option(ArrivalOptions, "burstiness")
     burst_factor: float = option(
         1.0, "Rate in bursts, as a multiple of the mean; 1 for no bursts.", type=finite
     )
