@@ -192,8 +192,8 @@ def select(**options: Any) -> list[BenchRequest]:
 
 @pytest.mark.parametrize("name", sorted(set(GENERATED) - {"baseline"}))
 def test_flags_select_every_dataset_that_is_generated(name: str) -> None:
-    requests = select(dataset_name=name, num_prompts=3)
-    assert len({tuple(each.prompt) for each in requests}) == 3
+    requests = select(dataset_name=name, num_prompts=12)  # of 10 prefixes, where they repeat
+    assert len({tuple(each.prompt) for each in requests}) == 12
 
 
 def test_flags_select_a_baseline() -> None:
