@@ -120,8 +120,15 @@ class KeepGoals(argparse.Action):
 
 def goals_option(help: str, *, also: tuple[str, ...] = ()) -> Any:
     """A field for the goals of each request: pairs of a time's name and milliseconds."""
-    how = {"type": goals, "action": KeepGoals, "nargs": "+", "metavar": "GOAL"}
-    return option((), f"Goals of each request, {_AS_GOALS}: {help}", also=also, **how)
+    return option(
+        (),
+        f"Goals of each request, {_AS_GOALS}: {help}",
+        also=also,
+        type=goals,
+        action=KeepGoals,
+        nargs="+",
+        metavar="GOAL",
+    )
 
 
 def json_object(text: str) -> dict[str, Any]:
