@@ -56,7 +56,7 @@ def records(path: Path) -> Iterator[dict[str, Any]]:
         else:
             yield from (json.loads(line) for line in text.splitlines() if line.strip())
     except OSError as error:
-        raise ConfigError(f"--dataset-path: {error}") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path} is neither a JSON list nor JSON lines: {error}") from error
 

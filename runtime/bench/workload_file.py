@@ -139,7 +139,7 @@ def _log_lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise ConfigError(f"--dataset-path: {error}") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     for line in text.splitlines():
         with suppress(ValueError):
             found = json.loads(line)
@@ -157,7 +157,14 @@ def _is_request(record: dict[str, Any]) -> bool:
     }
     generated = record.get("generated_tokens")
     is_ours = all(isinstance(record.get(name), kind) for name, kind in kinds.items())
-    return is_ours and _are_ids(generated) and sum(generated) > 0
+    return is_ours and _is_date(record["time"]) and _are_ids(generated) and sum(generated) > 0
+
+
+def _is_date(text: str) -> bool:
+    with suppress(ValueError):
+        datetime.fromisoformat(text)
+        return True
+    return False
 
 
 def _came(record: dict[str, Any]) -> float:
