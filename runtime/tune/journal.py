@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +84,6 @@ class Journal:
         self._runs: dict[str, list[_Line]] = defaultdict(list)
         self.start: Start | None = None
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             lines = _whole_lines(self._path)
         except OSError as error:
             raise ConfigError(f"--output-dir {folder}: {error.strerror}") from error
@@ -131,6 +133,28 @@ class Journal:
         self.start = header.start
         for line in runs:
             self._runs[_key(line.values)].append(line)
+
+
+@contextmanager
+def kept_alone(folder: Path) -> Iterator[None]:
+    """A folder, made if there is none, whose journal is this process's alone meanwhile.
+
+    Raises:
+        ConfigError: another tune has it, or it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / NAME).open("ab")
+    except OSError as error:
+        raise ConfigError(f"--output-dir {folder}: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            others = isinstance(error, BlockingIOError)
+            why = "another `paged tune` is at work there" if others else error.strerror
+            raise ConfigError(f"--output-dir {folder}: {why}; give another folder") from error
+        yield
 
 
 def _whole_lines(path: Path) -> list[bytes]:
