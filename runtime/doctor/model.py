@@ -42,7 +42,8 @@ def check_model(
         yield _not_found(config, error)
         return
     except (CheckpointError, ConfigError) as error:
-        yield wrong("model", str(error), "Take a model of a family that docs/models.md lists.")
+        remedy = "Fetch damaged files again; docs/models.md lists the families that are supported."
+        yield wrong("model", str(error), remedy)
         return
     yield ok("model", f"{source.name}: {source.config.architecture}")
     makes_text = not runs_pooling(config, source)
