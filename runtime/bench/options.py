@@ -18,14 +18,18 @@ METRICS = ("ttft", "tpot", "itl", "e2el")
 SchedulingPolicy = Literal["fcfs", "priority", "lanes"]
 POLICIES: tuple[SchedulingPolicy, ...] = get_args(SchedulingPolicy)
 BACKENDS = ("openai", "vllm", "openai-chat")
+# Of anything that is counted, tokens of a step and a prompt among them. More is a slip of the
+# finger, which would take all memory.
+MOST = 2**24
+_LARGEST = 1e9  # of what is not counted; its products stay finite
 
 
 def count(text: str) -> int:
-    """A number of things, at least 1."""
+    """A number of things, from 1 to `MOST`."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
+    return _not_too_many(value)
 
 
 def whole(text: str) -> int:
@@ -33,6 +37,20 @@ def whole(text: str) -> int:
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"must be at least 0, got {value}")
+    return _not_too_many(value)
+
+
+def _not_too_many(value: int) -> int:
+    if value > MOST:
+        raise argparse.ArgumentTypeError(f"must be at most {MOST:,}, got {value:,}")
+    return value
+
+
+def seed(text: str) -> int:
+    """Of a random generator: 64 bits, not below 0."""
+    value = int(text)
+    if not 0 <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"must be at least 0 and below 2**63, got {value}")
     return value
 
 
@@ -53,10 +71,10 @@ def at_least_0(text: str) -> float:
 
 
 def finite(text: str) -> float:
-    """A finite number above 0."""
+    """A number above 0 that can be reckoned with: a rate, seconds, a factor."""
     value = positive(text)
-    if math.isinf(value):
-        raise argparse.ArgumentTypeError("must be finite")
+    if value > _LARGEST:
+        raise argparse.ArgumentTypeError(f"must be at most {_LARGEST:g}, got {text}")
     return value
 
 
@@ -147,11 +165,11 @@ class WorkloadOptions:
         0.0, "Draw random lengths from (1 - ratio) to (1 + ratio) times the given.", type=float
     )
     random_prefix_len: int = option(
-        0, "Tokens that all random prompts share, on top of their length.", type=int
+        0, "Tokens that all random prompts share, on top of their length.", type=whole
     )
     lognormal_input_mean: float = option(220.0, "Mean prompt tokens.", type=finite)
     lognormal_output_mean: float = option(200.0, "Mean tokens to generate.", type=finite)
-    lognormal_sigma: float = option(1.0, "Standard deviation of log lengths.", type=float)
+    lognormal_sigma: float = option(1.0, "Standard deviation of log lengths.", type=at_least_0)
     lognormal_max_len: int = option(1024, "Longest prompt and output.", type=count)
     prefix_repetition_num_prefixes: int = option(10, "Different prefixes.", type=count)
     prefix_repetition_prefix_len: int = option(256, "Tokens of a prefix.", type=count)
@@ -262,7 +280,7 @@ class ServerOptions:
     )
     insecure: bool = option(False, "Do not check the server's certificate.")
     ready_check_timeout_sec: float = option(
-        600.0, "Wait so long for a first answer; 0 does not try.", type=float
+        600.0, "Wait so long for a first answer; 0 does not try.", type=at_least_0
     )
     request_timeout_sec: float = option(
         1800.0, "Count a request as failed after so long.", type=finite
@@ -306,7 +324,7 @@ class LoadOptions(ArrivalOptions):
     """When requests are sent to a server."""
 
     seed: int | None = option(
-        None, "Of prompts and arrivals; default 0, or a baseline workload's own.", type=int
+        None, "Of prompts and arrivals; default 0, or a baseline workload's own.", type=seed
     )
     ignore_eos: bool = option(
         False, "Generate all tokens whatever the model says; implied for random prompts."
@@ -319,7 +337,7 @@ class LoadOptions(ArrivalOptions):
         nargs="+",
         metavar="REQUESTS",
     )
-    num_warmups: int = option(0, "Requests sent before, and not counted.", type=int)
+    num_warmups: int = option(0, "Requests sent before, and not counted.", type=whole)
 
 
 @dataclass(frozen=True, kw_only=True)
