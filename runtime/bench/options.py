@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from paged.runtime.bench.baselines import BASELINES
-from paged.runtime.flags import option, port, same_option
+from paged.runtime.flags import json_object, option, port, same_option
 
 GENERATED = ("random", "lognormal", "prefix_repetition", "prefix_tree", "baseline")
 FROM_FILES = ("sharegpt", "custom", "log")
@@ -111,12 +110,11 @@ def goal(text: str) -> tuple[str, float]:
     return name, finite(limit)
 
 
-def json_object(text: str) -> dict[str, Any]:
-    """A JSON object."""
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text}")
-    return value
+def path(text: str) -> str:
+    """The part of a URL after the host."""
+    if not text.startswith("/"):
+        raise argparse.ArgumentTypeError(f"must begin with /, got {text!r}")
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +255,10 @@ class ServerOptions:
     host: str = option("127.0.0.1", "Server's name or address.")
     port: int = option(8000, "Server's port.", type=port, metavar="PORT")
     endpoint: str | None = option(
-        None, "Path; default /v1/completions, for openai-chat /v1/chat/completions."
+        None,
+        "Path; default /v1/completions, for openai-chat /v1/chat/completions.",
+        type=path,
+        metavar="PATH",
     )
     model: str | None = option(None, "Model to ask for; default the server's first.")
     served_model_name: str | None = option(
