@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from paged.runtime.tune.levers import Facts, Values
 from paged.runtime.tune.search import Trial
 
 NAME = "runs.jsonl"
+_BEGINNING = b'{"task":'
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -158,14 +160,19 @@ def kept_alone(folder: Path) -> Iterator[None]:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file, if there is one. A last one that a stop cut in two is taken off it."""
+    """The lines of a file, if there is one.
+
+    A last one that a stop or a full disk cut in two is taken off it; the rest is not written again.
+    """
     if not path.exists():
         return []
     text = path.read_bytes()
     whole = text[: text.rfind(b"\n") + 1]
-    if whole != text and whole:
-        path.write_bytes(whole)
-    return text.splitlines() if not whole else whole.splitlines()
+    if not whole and not text.startswith(_BEGINNING):
+        return text.splitlines()  # somebody else's, to be left alone
+    if whole != text:
+        os.truncate(path, len(whole))
+    return whole.splitlines()
 
 
 def _with(trial: Trial, line: _Line) -> Trial:

@@ -12,6 +12,7 @@ import pytest
 from paged.http.cli import main, parse
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.config import EngineConfig
+from paged.runtime.errors import ConfigError
 from paged.runtime.tune.journal import NAME, Journal, Task, kept_alone
 from paged.runtime.tune.report import Findings, as_flags, summary
 from paged.runtime.tune.search import Trial, Verdict
@@ -200,7 +201,16 @@ def test_a_seed_that_draws_nothing(
     assert "--seed is of prompts here, too, and must be at least 0" in capsys.readouterr().err
 
 
-def test_a_journal_that_is_none(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_text("a shopping list\n")
-    with pytest.raises(Exception, match=r"no journal of `paged tune`"):
+@pytest.mark.parametrize("text", ["a shopping list\n", "a shopping list", "{}\n"])
+def test_a_journal_that_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / NAME).write_text(text)
+    with pytest.raises(ConfigError, match=r"no journal of `paged tune`"):
         Journal(tmp_path, Task(None, {}, "", {}))
+    assert (tmp_path / NAME).read_text() == text
+
+
+def test_a_journal_that_was_cut_in_its_first_line_begins_anew(tmp_path: Path) -> None:
+    """As a full disk leaves it."""
+    (tmp_path / NAME).write_bytes(b'{"task":{"model":"mod')
+    assert Journal(tmp_path, Task(None, {}, "", {})).start is None
+    assert (tmp_path / NAME).read_bytes() == b""
