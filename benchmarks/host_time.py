@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # runs from a checkout, inst
 
 from benchmarks.offline_baselines import add_engine_arguments, decoding, engine_config
 from paged.models.loading import resolve_model
-from paged.runtime import runner
+from paged.runtime import runner, step_device
 from paged.runtime.core import EngineCore
 from paged.runtime.plan import StepPlan
 from paged.runtime.programs import Programs
@@ -217,7 +217,7 @@ def main() -> None:
     args = parser.parse_args()
     source = resolve_model(args.model, load_format="dummy")
     programs = NoPrograms if args.no_device else Programs
-    with patch.object(runner, "Programs", programs):
+    with patch.object(step_device, "Programs", programs):
         core = EngineCore(engine_config(args), source, progress=False)
     results = []
     for batch in map(int, args.batches.split(",")):
