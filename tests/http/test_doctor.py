@@ -172,6 +172,14 @@ def test_whether_it_fits_the_gpu_that_is_here() -> None:
     assert said(config, [strange])["memory"].status == "ok"
 
 
+def test_a_length_that_the_model_was_not_made_for() -> None:
+    """A start refuses it on any device, so that no GPU is needed to see it."""
+    config = EngineConfig(model=LLAMA, max_model_len=200_000, load_format="dummy")
+    found = said(config)["length"]
+    assert found.status == "wrong"
+    assert "greater than the model's own length of 131072" in found.found
+
+
 def test_models_that_are_not_here() -> None:
     assert said(EngineConfig(model="/no/such/folder"))["model"].status == "wrong"
     assert said(EngineConfig(model="no/such-model"))["model"].status == "warning"
