@@ -18,7 +18,7 @@ from paged import EngineConfig, SamplingParams
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-MAX_BYTES = 120_000
+MAX_BYTES, MAX_COLUMNS = 120_000, 120
 SHORTEST = "08_capacity_planning"
 FLAGS = {field.name for field in fields(EngineConfig)}
 KEYWORDS = {
@@ -76,11 +76,24 @@ def test_notebook_tells_nothing_of_the_machine(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_reads_well_as_a_file(path: Path) -> None:
+    cells = nbformat.read(path, as_version=4).cells
+    lines = [line for each in cells if each.cell_type == "markdown" for line in texts_of(each)]
+    assert [line for line in lines if len(line) > MAX_COLUMNS] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_names_that_a_notebook_uses_are_there(path: Path) -> None:
     for cell in code_cells(path):
         flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         for node in ast.walk(compile(cell.source, path.name, "exec", flags)):
             assert list(missing(node)) == []
+
+
+def texts_of(cell: Any) -> list[str]:
+    """The lines of a cell."""
+    lines: list[str] = cell.source.splitlines()
+    return lines
 
 
 def code_cells(path: Path) -> list[Any]:

@@ -133,6 +133,9 @@ def run(args: argparse.Namespace) -> int:
                 f"--compare, and --html before {args.bench}, are of `paged bench --compare A.json "
                 f"B.json`: leave them out, or {args.bench}"
             )
+        from paged.runtime.bench.publish import check_writable
+
+        check_writable(args.output_json, getattr(args, "html", None))
         module, _, function = _COMMANDS[args.bench].run.partition(":")
         status: int = getattr(import_module(f"paged.runtime.bench.{module}"), function)(args)
         return status

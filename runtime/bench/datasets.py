@@ -63,7 +63,7 @@ def _values(path: Path) -> Iterator[Any]:
         else:
             yield from (json.loads(line) for line in text.splitlines() if line.strip())
     except OSError as error:
-        raise ConfigError(f"--dataset-path: {error}") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is neither a JSON list nor JSON lines: {error}") from error
 

@@ -24,7 +24,7 @@ SHORT, LONG = "short", "long"
 
 
 def run_mixed(args: argparse.Namespace) -> int:
-    """Returns 0.
+    """Returns 0 if every request was answered, else 1.
 
     Raises:
         ConfigError, InvalidRequest: the runs cannot be made as asked.
@@ -32,7 +32,7 @@ def run_mixed(args: argparse.Namespace) -> int:
     options = read_flags(MixedOptions, args)
     result = measure(config_of(args), options)
     publish(mixed_lines(result.runs), result, options)
-    return 0
+    return int(any(run.num_failed for run in result.runs))
 
 
 def measure(config: EngineConfig, options: MixedOptions) -> BenchResult:

@@ -48,11 +48,16 @@ class StartedEngine:
 
 
 class EngineMeter:
-    """Watches an engine: what `report` says covers what the `with` statement runs."""
+    """Watches an engine: what `report` says covers what the `with` statement runs.
+
+    An engine that can no longer be watched ends the `with` statement with the exception that said
+    so, unless what runs there has raised one itself, which tells more.
+    """
 
     def __init__(self, stats: Callable[[], EngineStats]) -> None:
         self._stats = stats
         self._looks: list[float] = []
+        self._trouble: Exception | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
@@ -61,9 +66,13 @@ class EngineMeter:
         self._thread.start()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, raised: BaseException | None, trace: object) -> None:
         self._stop.set()
         self._thread.join()
+        if raised is not None:
+            return
+        if self._trouble is not None:
+            raise self._trouble
         self._after = self._stats()
 
     @property
@@ -80,10 +89,13 @@ class EngineMeter:
         )
 
     def _look(self) -> None:
-        while not self._stop.wait(_SECONDS_BETWEEN_LOOKS):
-            stats = self._stats()
-            if stats.num_running:
-                self._looks.append(stats.kv_waste)
+        try:
+            while not self._stop.wait(_SECONDS_BETWEEN_LOOKS):
+                stats = self._stats()
+                if stats.num_running:
+                    self._looks.append(stats.kv_waste)
+        except Exception as error:  # a thread would print it in the midst of what is told
+            self._trouble = error
 
 
 def config_of(args: argparse.Namespace) -> EngineConfig:

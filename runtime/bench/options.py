@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -21,6 +22,8 @@ BACKENDS = ("openai", "vllm", "openai-chat")
 # finger, which would take all memory.
 MOST = 2**24
 _LARGEST = 1e9  # of what is not counted; its products stay finite
+_GOAL = re.compile(r"(?P<name>ttft|tpot|e2el)[:=](?P<number>\d*\.?\d+)(?P<unit>ms|s|)")
+_AS_GOALS = "as ttft:200 tpot:50 (milliseconds) or ttft=200ms,e2el=5s"
 
 
 def count(text: str) -> int:
@@ -102,12 +105,47 @@ def key_value(text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
-def goal(text: str) -> tuple[str, float]:
-    """`METRIC:MILLISECONDS`."""
-    name, _, limit = text.partition(":")
-    if name not in ("ttft", "tpot", "e2el"):
-        raise argparse.ArgumentTypeError(f"must be ttft, tpot or e2el and a limit, got {text!r}")
-    return name, finite(limit)
+def goals(text: str) -> tuple[tuple[str, float], ...]:
+    """Limits of a request's times in milliseconds: `ttft:500`, or `ttft=500ms,e2el=5s`."""
+    return tuple(map(_goal, text.split(",")))
+
+
+def _goal(text: str) -> tuple[str, float]:
+    match = _GOAL.fullmatch(text.strip())
+    limit = float(match["number"]) * (1000 if match["unit"] == "s" else 1) if match else 0.0
+    if not match or not limit > 0:
+        raise argparse.ArgumentTypeError(
+            "must be limits above 0 of ttft, tpot or e2el such as ttft:500 (milliseconds) or "
+            f"ttft=500ms,e2el=5s, got {text!r}"
+        )
+    return match["name"], limit
+
+
+class KeepGoals(argparse.Action):
+    """The goals of all arguments as one tuple of pairs."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        pairs = dict(pair for argument in values for pair in argument)
+        setattr(namespace, self.dest, tuple(pairs.items()))
+
+
+def goals_option(help: str, *, also: tuple[str, ...] = ()) -> Any:
+    """A field for the goals of each request: pairs of a time's name and milliseconds."""
+    return option(
+        (),
+        f"Goals of each request, {_AS_GOALS}: {help}",
+        also=also,
+        type=goals,
+        action=KeepGoals,
+        nargs="+",
+        metavar="GOAL",
+    )
 
 
 def path(text: str) -> str:
@@ -204,7 +242,7 @@ class LatencyOptions(OutputOptions):
     output_len: int = option(128, "Tokens to generate for each.", type=count)
     batch_size: int = option(8, "Prompts in the batch.", type=count)
     n: int = option(1, "Sequences of each prompt; sampled at temperature 1 if above 1.", type=count)
-    num_iters_warmup: int = option(10, "Runs that are not counted.", type=int)
+    num_iters_warmup: int = option(10, "Runs that are not counted.", type=whole)
     num_iters: int = option(30, "Runs that are.", type=count)
     disable_detokenize: bool = option(False, "Leave the output as token ids.")
 
@@ -345,13 +383,7 @@ class LoadOptions(ArrivalOptions):
 class GoalOptions:
     """What counts as well served."""
 
-    goodput: Sequence[tuple[str, float]] = option(
-        (),
-        "Goals in milliseconds, as ttft:200 tpot:50 e2el:5000; counts requests that meet all.",
-        type=goal,
-        nargs="+",
-        metavar="METRIC:MS",
-    )
+    goodput: Sequence[tuple[str, float]] = goals_option("those that meet all are counted.")
 
 
 @dataclass(frozen=True, kw_only=True)

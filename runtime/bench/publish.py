@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -35,6 +36,24 @@ def publish(
         write_text(Path(options.output_json), text + "\n")
     if options.html:
         write_text(Path(options.html), html_report([(result.label, result)]))
+
+
+def check_writable(*paths: str | Path | None) -> None:
+    """Find out before a run, which may take long, that its results have no place to go.
+
+    Raises:
+        ConfigError: one of the files (those that are None apart) cannot be written.
+    """
+    for path in [Path(each) for each in paths if each is not None]:
+        if not path.parent.is_dir():
+            trouble = f"there is no folder {path.parent}"
+        elif path.is_dir():
+            trouble = "it is a folder"
+        elif not os.access(path if path.exists() else path.parent, os.W_OK):
+            trouble = "permission denied"
+        else:
+            continue
+        raise ConfigError(f"The results cannot be written to {path}: {trouble}")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -42,14 +42,14 @@ def select_requests(
         ConfigError: the workload cannot be made from what was given.
     """
     _check_meant(options)
+    ids = IdRange.below(vocab_size)
     if options.dataset_name == "baseline":
         if options.workload is None:
             raise ConfigError("--dataset-name baseline needs --workload")
-        ids = IdRange.below(vocab_size)
         return baseline_requests(options.workload, options.num_prompts, seed=seed, ids=ids)
-    ids = IdRange.below(vocab_size)
     if options.generated:
-        return _generated(options, options.num_prompts or _DEFAULT_NUM_PROMPTS, seed or 0, ids)
+        generate = _GENERATORS[options.dataset_name]
+        return generate(options, options.num_prompts or _DEFAULT_NUM_PROMPTS, seed or 0, ids)
     return _from_file(options, seed or 0, ids, encode)
 
 
@@ -64,40 +64,9 @@ def _check_meant(options: WorkloadOptions) -> None:
             )
 
 
-def _generated(
+def _random(
     options: WorkloadOptions, num_requests: int, seed: int, ids: IdRange
 ) -> list[BenchRequest]:
-    if options.dataset_name == "lognormal":
-        return lognormal_requests(
-            num_requests,
-            seed=seed,
-            ids=ids,
-            input_mean=options.lognormal_input_mean,
-            output_mean=options.lognormal_output_mean,
-            sigma=options.lognormal_sigma,
-            max_len=options.lognormal_max_len,
-        )
-    if options.dataset_name == "prefix_repetition":
-        return prefix_repetition_requests(
-            num_requests,
-            seed=seed,
-            ids=ids,
-            num_prefixes=options.prefix_repetition_num_prefixes,
-            prefix_len=options.prefix_repetition_prefix_len,
-            suffix_len=options.prefix_repetition_suffix_len,
-            output_len=options.output_len or options.prefix_repetition_output_len,
-        )
-    if options.dataset_name == "prefix_tree":
-        return prefix_tree_requests(
-            num_requests,
-            seed=seed,
-            ids=ids,
-            depth=options.prefix_tree_depth,
-            branching=options.prefix_tree_branching,
-            level_len=options.prefix_tree_level_len,
-            suffix_len=options.prefix_tree_suffix_len,
-            output_len=options.output_len or options.prefix_tree_output_len,
-        )
     return random_requests(
         num_requests,
         options.input_len or options.random_input_len,
@@ -107,6 +76,57 @@ def _generated(
         range_ratio=options.random_range_ratio,
         prefix_len=options.random_prefix_len,
     )
+
+
+def _lognormal(
+    options: WorkloadOptions, num_requests: int, seed: int, ids: IdRange
+) -> list[BenchRequest]:
+    return lognormal_requests(
+        num_requests,
+        seed=seed,
+        ids=ids,
+        input_mean=options.lognormal_input_mean,
+        output_mean=options.lognormal_output_mean,
+        sigma=options.lognormal_sigma,
+        max_len=options.lognormal_max_len,
+    )
+
+
+def _prefix_repetition(
+    options: WorkloadOptions, num_requests: int, seed: int, ids: IdRange
+) -> list[BenchRequest]:
+    return prefix_repetition_requests(
+        num_requests,
+        seed=seed,
+        ids=ids,
+        num_prefixes=options.prefix_repetition_num_prefixes,
+        prefix_len=options.prefix_repetition_prefix_len,
+        suffix_len=options.prefix_repetition_suffix_len,
+        output_len=options.output_len or options.prefix_repetition_output_len,
+    )
+
+
+def _prefix_tree(
+    options: WorkloadOptions, num_requests: int, seed: int, ids: IdRange
+) -> list[BenchRequest]:
+    return prefix_tree_requests(
+        num_requests,
+        seed=seed,
+        ids=ids,
+        depth=options.prefix_tree_depth,
+        branching=options.prefix_tree_branching,
+        level_len=options.prefix_tree_level_len,
+        suffix_len=options.prefix_tree_suffix_len,
+        output_len=options.output_len or options.prefix_tree_output_len,
+    )
+
+
+_GENERATORS = {
+    "random": _random,
+    "lognormal": _lognormal,
+    "prefix_repetition": _prefix_repetition,
+    "prefix_tree": _prefix_tree,
+}
 
 
 def _from_file(

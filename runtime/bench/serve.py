@@ -39,7 +39,7 @@ from paged.runtime.bench.options import (
     ServerOptions,
     WorkloadOptions,
 )
-from paged.runtime.bench.publish import publish
+from paged.runtime.bench.publish import check_writable, publish
 from paged.runtime.bench.report import report_json, report_lines
 from paged.runtime.bench.results import BenchResult, Value, as_json, now
 from paged.runtime.bench.run_results import run_result
@@ -85,6 +85,8 @@ def run_serve(args: argparse.Namespace) -> int:
         ConfigError: the run cannot be made as asked, or the server does not answer.
     """
     run = ServeRun.of(args)
+    if run.report.save_result or run.report.append_result:
+        _prepare_folder(run.report)
     allow_many_connections()
     measured = uvloop.run(measure(run))
     model, summary = measured.model, measured.summary
@@ -227,6 +229,16 @@ def _lines(run: ServeRun, measured: Measured, result: BenchResult) -> Iterator[s
     if run.load.concurrency_ramp:
         yield ""
         yield from run_lines(result.runs)
+
+
+def _prepare_folder(report: ReportOptions) -> None:
+    """Make the folder of the result file. Raises ConfigError if that cannot be."""
+    path = Path(report.result_dir) / (report.result_filename or "result.json")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--result-dir: {error}") from error
+    check_writable(path)
 
 
 def save_result(run: ServeRun, model: str, report: dict[str, Any]) -> Path:

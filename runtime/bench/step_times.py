@@ -12,14 +12,12 @@ import numpy as np
 from tqdm import tqdm
 
 from paged.models.config import resolve_dtype
-from paged.models.loading import ModelSource
 from paged.runtime.about import StartClock
 from paged.runtime.bench.ceilings import measure_ceilings
 from paged.runtime.bench.offline import config_of, result_here
 from paged.runtime.bench.options import StepOptions
 from paged.runtime.bench.publish import publish
 from paged.runtime.bench.results import BenchResult, Ceilings, StepTime
-from paged.runtime.bench.step_work import ModelWork
 from paged.runtime.bench.tables import steps_table
 from paged.runtime.buckets import Bucket
 from paged.runtime.config import EngineConfig
@@ -27,6 +25,7 @@ from paged.runtime.engine import find_model
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import read_flags
 from paged.runtime.plan import PageUpdate, Row, StepPlan
+from paged.runtime.planning.work import Work, work_of
 from paged.runtime.runner import SlotRequest, StepRunner
 from paged.runtime.sampling_params import SamplingParams
 from paged.runtime.sequence import Sequence as Running
@@ -70,13 +69,15 @@ def measure_steps(config: EngineConfig, options: StepOptions) -> BenchResult:
     source = find_model(config)
     # Before the pages take the device's memory.
     device = claim_devices(config)[0]
-    ceilings = measure_ceilings(resolve_dtype(config.dtype, source.config, device.platform))
+    dtype = resolve_dtype(config.dtype, source.config, device.platform)
+    ceilings = measure_ceilings(dtype)
     runner, _, _ = prepare(config, source, StartClock(), progress=not options.disable_tqdm)
     try:
         cases = list(_cases(runner.shapes, options))
         if not cases:
             raise ConfigError(_nothing_left(runner.shapes, options))
-        steps = tuple(_measure(runner, source, ceilings, cases, options))
+        work = work_of(source.config, runner.shapes, dtype, device)
+        steps = tuple(_measure(runner, work, ceilings, cases, options))
     finally:
         runner.close()
     return replace(result_here("steps", source.name, options), steps=steps, ceilings=ceilings)
@@ -138,16 +139,14 @@ def _pages(case: Case, shapes: StepShapes) -> int:
 
 def _measure(
     runner: StepRunner,
-    source: ModelSource,
+    work: Work,
     ceilings: Ceilings,
     cases: Sequence[Case],
     options: StepOptions,
 ) -> Iterator[StepTime]:
-    model = source.config
-    work = ModelWork.of(runner.shapes, runner.params, model.hidden_size * model.vocab_size)
     for case in tqdm(cases, desc="Steps", disable=options.disable_tqdm, unit="step"):
         seconds = _step_seconds(runner, case, options)
-        flops, moved = (count(case.lengths, case.context) for count in (work.flops, work.bytes))
+        flops, moved = (count(case.lengths, case.context) for count in (work.flop, work.bytes))
         counted = runner.counted(case.bucket)
         yield StepTime(
             bucket=case.bucket.name,

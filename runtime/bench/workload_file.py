@@ -143,7 +143,7 @@ def _log_lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise ConfigError(f"--dataset-path: {error}") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     for line in text.splitlines():
         with suppress(ValueError, RecursionError):
             found = json.loads(line)
@@ -164,7 +164,15 @@ def _is_request(record: dict[str, Any]) -> bool:
     if not is_ours or not 0 <= record["total_ms"] < np.inf:
         return False
     is_prompt = 0 <= record["cached_tokens"] <= record["prompt_tokens"]
-    return is_prompt and _are_ids(generated) and sum(generated) > 0
+    is_whole = is_prompt and _is_date(record["time"])
+    return is_whole and _are_ids(generated) and sum(generated) > 0
+
+
+def _is_date(text: str) -> bool:
+    with suppress(ValueError):
+        datetime.fromisoformat(text)
+        return True
+    return False
 
 
 def _came(record: dict[str, Any]) -> float:

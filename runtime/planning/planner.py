@@ -239,10 +239,8 @@ def plan_for(config: EngineConfig, gpu: Gpu, workload: Workload) -> Plan:
     memory = memory_plan(
         config, shapes, budget, weights=weights, weights_on_host=on_host, steps=steps
     )
-    cache = shapes.cache
-    kv_bytes = cache.bytes_per_page / (cache.page_size * cache.num_layers)
-    work = work_of(model, dtype, placement.mesh, device, kv_bytes)
-    speed = Speed(work, gpu, cache.dtype.itemsize, on_host)
+    work = work_of(model, shapes, dtype, device)
+    speed = Speed(work, gpu, shapes.cache.dtype.itemsize, on_host)
     return Plan(source, gpu, config, workload, memory, shapes, dtype, speed)
 
 

@@ -7,7 +7,7 @@ model in full precision: however few bits a weight has, as many numbers are mult
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from paged.models.quantized import ChannelScaled, TileScaled, expanded_weights
 from paged.models.registry import get_family
 from paged.models.spread import spread_shapes, spread_specs
 from paged.models.weights import Portable, param_shapes
+from paged.runtime.steps import StepShapes
 
 Products = Literal["full", "fp8", "int8", "unpacked", "expanded"]
 """What layers multiply in: 16 bits or more, 8 bits, or 16 after fewer have been unpacked, by the
@@ -42,7 +43,7 @@ class Work:
         head_flop: products of a row that is sampled.
         pair_flop: attention of a token to a token, in a layer.
         kv_bytes: of a token in the pages of a layer.
-        windows: how far a token sees in each layer; None sees all.
+        windows: how many tokens one sees in each layer, itself included; None sees all.
         width: elements of the residual stream.
         mixtures: layers that have experts.
         routing: how tokens choose them; None where there are none.
@@ -75,8 +76,22 @@ class Work:
         return len(self.windows)
 
     def seen(self, context: float) -> float:
-        """Tokens that the next one after a context sees, added up over the layers."""
+        """Tokens that one sees to which so many, itself included, have come; of all layers."""
         return sum(context if window is None else min(context, window) for window in self.windows)
+
+    def flop(self, lengths: Sequence[int], context: int) -> float:
+        """Of a step whose rows have so many tokens each, after a context."""
+        products = sum(lengths) * self.layer_flop + len(lengths) * self.head_flop
+        seen = (context + place for length in lengths for place in range(1, length + 1))
+        pairs = sum(map(self.seen, seen))
+        return products + pairs * self.pair_flop
+
+    def bytes(self, lengths: Sequence[int], context: int) -> float:
+        """That such a step reads and writes: weights, keys and values."""
+        tokens = sum(lengths)
+        read = len(lengths) * (self.seen(context + 1) - self.layers)  # its own are at hand
+        pages = (read + tokens * self.layers) * self.kv_bytes
+        return self.layer_bytes + self.expert_bytes_of(tokens) + self.head_bytes + pages
 
     def expert_bytes_of(self, tokens: int) -> float:
         """Weights of the experts that so many tokens choose, if they do so at random."""
@@ -86,30 +101,25 @@ class Work:
         return self.expert_bytes * (1 - left_out)
 
 
-def work_of(
-    model: ModelConfig,
-    dtype: jnp.dtype,
-    mesh: Mesh | None,
-    device: jax.Device,
-    kv_bytes: float,
-) -> Work:
-    """What a model in `dtype` is for each device of a mesh; None for one device.
+def work_of(model: ModelConfig, shapes: StepShapes, dtype: jnp.dtype, device: jax.Device) -> Work:
+    """What a model in `dtype` is for each device of the steps' placement.
 
     Args:
+        model: the whole of it, where the shapes have what each device sees.
         device: one of them, or what stands for it.
-        kv_bytes: of a token in the pages of a layer of each.
     """
+    mesh, cache = shapes.placement.mesh, shapes.cache
     specs, plain = specs_of(model), specs_of(replace(model, quantization=None))
     stored, numbers = _Sizes.of(specs, model, dtype, mesh), _Sizes.of(plain, model, None, mesh)
     devices, routing = 1 if mesh is None else mesh.size, routing_of(model)
     mixtures = sum(any(map(_is_of_experts, jax.tree.leaves(layer))) for layer in plain.layers)
-    shapes = spread_shapes(specs, model, dtype, mesh)
-    all_experts = bool(slower_products(shares(shapes), device))
+    params = spread_shapes(specs, model, dtype, mesh)
+    all_experts = bool(slower_products(shares(params), device))
     expert_flop = 0.0
     if routing is not None:
         multiplied = routing.num_experts if all_experts else routing.num_chosen
         expert_flop = mixtures * multiplied * _expert_flop(model, routing) / devices
-    products = "expanded" if expanded_weights(shapes, device) else _products(specs)
+    products = "expanded" if expanded_weights(params, device) else _products(specs)
     heads = model.num_heads / devices
     return Work(
         layer_bytes=stored.layers,
@@ -118,8 +128,8 @@ def work_of(
         layer_flop=2 * numbers.layers + expert_flop,
         expert_flop=expert_flop,
         head_flop=2 * numbers.head,
-        pair_flop=4 * heads * (model.latent_rank or model.head_dim),
-        kv_bytes=kv_bytes,
+        pair_flop=2 * heads * (model.head_dim + (model.latent_rank or model.head_dim)),
+        kv_bytes=cache.bytes_per_page / (cache.page_size * cache.num_layers),
         windows=model.windows,
         width=model.hidden_size,
         mixtures=mixtures,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from paged.runtime.bench.publish import write_text
+from paged.runtime.bench.publish import check_writable, write_text
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import read_flags
 from paged.runtime.simulation import report
@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """
     engine_options, trace_options = read_flags(EngineOptions, args), read_flags(TraceOptions, args)
     output = read_flags(OutputOptions, args)
+    check_writable(output.output_json, output.html)
     engine = engine_of(engine_options)
     _check_scaling(read_flags(ScalingOptions, args), read_flags(FleetOptions, args).replicas)
     shape, trace = shape_of(engine, engine_options), trace_of(trace_options)

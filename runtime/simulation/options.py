@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from paged.runtime.bench.options import ArrivalOptions, at_least_0, count, finite, goals_option
 from paged.runtime.bench.options import OutputOptions as BenchOutput
-from paged.runtime.bench.options import count, finite, goal
 from paged.runtime.bench.options import seed as seed_of
 from paged.runtime.config import EngineConfig
 from paged.runtime.flags import option, same_option
@@ -41,11 +41,6 @@ def policies(text: str) -> tuple[Policy, ...]:
     if len(names) != len(text.split(",")):
         raise argparse.ArgumentTypeError(f"knows {', '.join(POLICIES)}, got {text!r}")
     return tuple(dict.fromkeys(names))
-
-
-def not_negative(text: str) -> float:
-    """A finite number of at least 0."""
-    return 0.0 if text in ("0", "0.0") else finite(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +111,7 @@ class TraceOptions:
         "Requests per second to the whole fleet, on average; a recorded trace has its own.",
         type=finite,
     )
-    burstiness: float = option(
-        1.0, "Shape of the gamma-distributed gaps: 1 is Poisson, more is steadier.", type=finite
-    )
+    burstiness: float = same_option(ArrivalOptions, "burstiness")
     burst_factor: float = option(
         1.0, "Rate in bursts, as a multiple of the mean; 1 for no bursts.", type=finite
     )
@@ -139,12 +132,12 @@ class ScalingOptions:
     target_open_requests: float = option(
         64.0, "Requests, running or waiting, that each replica is to have.", type=finite
     )
-    upscale_delay: float = option(30.0, "Seconds for which more must be wanted.", type=not_negative)
+    upscale_delay: float = option(30.0, "Seconds for which more must be wanted.", type=at_least_0)
     downscale_delay: float = option(
-        600.0, "Seconds for which fewer must be wanted.", type=not_negative
+        600.0, "Seconds for which fewer must be wanted.", type=at_least_0
     )
     start_seconds: float = option(
-        60.0, "From when a replica is wanted until it takes requests.", type=not_negative
+        60.0, "From when a replica is wanted until it takes requests.", type=at_least_0
     )
 
 
@@ -153,16 +146,9 @@ class OutputOptions:
     """What is told, and where."""
 
     warmup: float = option(
-        0.0, "Seconds at the start whose requests do not count.", type=not_negative
+        0.0, "Seconds at the start whose requests do not count.", type=at_least_0
     )
-    goodput: Sequence[tuple[str, float]] = option(
-        (),
-        "Goals in milliseconds, as ttft:200 tpot:50 e2el:5000: the share of requests that meet "
-        "all is told.",
-        type=goal,
-        nargs="+",
-        metavar="METRIC:MS",
-    )
+    goodput: Sequence[tuple[str, float]] = goals_option("the share that meets all is told.")
     output_json: str | None = option(None, "Also write all figures to this file.")
     html: str | None = same_option(BenchOutput, "html")
     disable_tqdm: bool = same_option(BenchOutput, "disable_tqdm")

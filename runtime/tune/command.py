@@ -14,7 +14,7 @@ from typing import Any
 from paged.runtime.bench.load import arrival_times
 from paged.runtime.bench.offline import config_of, without_weights
 from paged.runtime.bench.options import ArrivalOptions
-from paged.runtime.bench.publish import write_text
+from paged.runtime.bench.publish import check_writable, write_text
 from paged.runtime.bench.workload_file import read_workload
 from paged.runtime.bench.workloads import BenchRequest, IdRange
 from paged.runtime.config import EngineConfig
@@ -60,6 +60,7 @@ def tune(config: EngineConfig, options: TuneOptions) -> Findings:
 
 def _tune_in(folder: Path, config: EngineConfig, options: TuneOptions, load: Load) -> Findings:
     journal = Journal(folder, _task(config, load))
+    check_writable(folder / CONFIG, folder / PAGE)
     workbench = Workbench(config, load, journal)
     try:
         start = workbench.start()
@@ -95,7 +96,7 @@ def _load(config: EngineConfig, options: TuneOptions) -> Load:
     return Load(
         requests,
         times,
-        dict(options.slo),
+        dict(options.goodput),
         options.max_concurrency,
         progress=not options.disable_tqdm,
     )

@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paged.runtime.bench.options import count, positive
+from paged.runtime.bench.options import count, goals_option, positive
 from paged.runtime.flags import option
-
-_LIMIT = re.compile(r"(?P<name>ttft|tpot|e2el)[=:](?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s|)")
-
-
-def limits(text: str) -> tuple[tuple[str, float], ...]:
-    """Goals as `ttft=500ms,tpot=30ms`: pairs of a time's name and its limit in milliseconds."""
-    found = [_LIMIT.fullmatch(each.strip()) for each in text.split(",")]
-    if not all(found):
-        raise argparse.ArgumentTypeError(
-            f"must be limits of ttft, tpot or e2el such as ttft=500ms,tpot=30ms, got {text!r}"
-        )
-    goals = {
-        each["name"]: float(each["number"]) * (1000 if each["unit"] == "s" else 1)
-        for each in found
-        if each
-    }
-    return tuple(goals.items())
 
 
 def share(text: str) -> float:
@@ -48,12 +31,9 @@ class TuneOptions:
         "output_tokens and perhaps arrival in seconds, as `paged bench` reads them.",
         metavar="FILE",
     )
-    slo: tuple[tuple[str, float], ...] = option(
-        (),
-        "Goals of each request, as ttft=500ms,tpot=30ms or e2el=5s: what counts is the requests "
-        "per second that meet all. Without goals it is output tokens per second.",
-        type=limits,
-        metavar="GOALS",
+    goodput: Sequence[tuple[str, float]] = goals_option(
+        "those per second that meet all are what counts. Without goals it is output tokens.",
+        also=("--slo",),
     )
     max_concurrency: int | None = option(
         None, "Requests in flight at most; default as they arrive.", type=count

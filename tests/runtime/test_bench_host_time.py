@@ -1,34 +1,49 @@
-"""`benchmarks/host_time.py`, which wraps functions of the engine by their names."""
+"""`benchmarks/host_time.py`: the stopwatch, and a run on a tiny model."""
 
 import json
-import subprocess
-import sys
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.runtime.bench.conftest import MODEL
-from tests.runtime.fakes import write_model
-
-ROOT = Path(__file__).parents[2]
+from benchmarks.host_time import Stopwatch
+from tests.runtime.benchmark import run_benchmark
 
 
-@pytest.mark.slow
-def test_host_time_sees_every_part_of_a_step(tmp_path: Path) -> None:
-    model, found = (
-        write_model(tmp_path, MODEL | {"max_position_embeddings": 2048}),
-        tmp_path / "found.json",
-    )
-    program = (sys.executable, "benchmarks/host_time.py", str(model), "--no-device")
-    sizes = (
-        "--batches=4",
-        "--max-model-len=2048",
-        "--max-num-seqs=4",
-        "--max-num-batched-tokens=64",
-        f"--json={found}",
-    )
-    subprocess.run([*program, *sizes], cwd=ROOT, check=True, timeout=200)
-    [result] = json.loads(found.read_text())
-    assert {"schedule", "pack", "dispatch forward", "dispatch sample", "update"} < set(
-        result["parts"]
-    )
+def test_a_part_is_timed_without_the_parts_within() -> None:
+    watch = Stopwatch()
+    inner = watch.timed("inner", partial(time.sleep, 0.02))
+    own = partial(time.sleep, 0.005)
+    outer = watch.timed("outer", lambda: [part() for part in (inner, own, inner)])
+    for _ in range(3):
+        outer()
+    medians = watch.medians()
+    assert len(watch.steps) == 3
+    assert medians["inner"] >= 40_000
+    assert 5_000 <= medians["outer"] < 40_000
+
+
+def test_a_part_that_raises_is_timed_too() -> None:
+    watch = Stopwatch()
+
+    def fail() -> None:
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        watch.timed("failing", fail)()
+    assert watch.medians().keys() == {"failing"}
+    watch.timed("next", lambda: None)()
+    assert len(watch.steps) == 2
+
+
+@pytest.mark.parametrize("more", [pytest.param((), marks=pytest.mark.slow), ("--no-device",)])
+def test_every_part_of_a_step_is_told(tmp_path: Path, more: tuple[str, ...]) -> None:
+    limits = ("--max-model-len=2048", "--max-num-seqs=4", "--max-num-batched-tokens=256")
+    flags = ("--batches=4", f"--json={tmp_path}/host.json", *limits, *more)
+    run_benchmark("host_time", tmp_path, *flags)
+    [result] = json.loads((tmp_path / "host.json").read_text())
+    parts = {"schedule", "pack", "dispatch forward", "dispatch sample", "update"}
+    assert parts < result["parts"].keys()
+    assert all(microseconds > 0 for microseconds in result["parts"].values())
+    assert result["host"] < sum(result["parts"].values())

@@ -16,6 +16,8 @@ def arguments(**changes: object) -> argparse.Namespace:
         "max_num_seqs": 1024,
         "max_num_batched_tokens": 8192,
         "max_model_len": 8192,
+        "page_size": ENGINE.page_size,
+        "num_pages": ENGINE.num_pages,
     }
     return argparse.Namespace(**settings | changes)
 
@@ -33,8 +35,10 @@ def test_little_time_goes_into_padding(load: dict[str, str], most: float) -> Non
         assert report.padding < most, report.line()
 
 
-def test_every_request_is_answered_in_full() -> None:
-    [report] = reports(arguments(streams="16"))
+@pytest.mark.parametrize("pages", [{}, {"page_size": 128, "num_pages": 65}], ids=["16", "128"])
+def test_every_request_is_answered_in_full(pages: dict[str, int]) -> None:
+    [report] = reports(arguments(streams="16", **pages))
+    assert 0 < report.host < report.seconds
     assert (report.num_requests, report.num_outputs) == (64, 64 * 128)
     assert len(report.first) == 64
     assert len(report.gaps) == 64 * 127

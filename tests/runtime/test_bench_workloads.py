@@ -10,7 +10,7 @@ import pytest
 
 from paged.runtime.bench.baselines import BASELINES
 from paged.runtime.bench.datasets import sharegpt_requests
-from paged.runtime.bench.options import WorkloadOptions
+from paged.runtime.bench.options import GENERATED, WorkloadOptions
 from paged.runtime.bench.selection import select_requests
 from paged.runtime.bench.workload_file import read_workload
 from paged.runtime.bench.workloads import (
@@ -196,6 +196,12 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, content: str, told:
 
 def select(**options: Any) -> list[BenchRequest]:
     return select_requests(WorkloadOptions(**options), seed=None, vocab_size=None, encode=None)
+
+
+@pytest.mark.parametrize("name", sorted(set(GENERATED) - {"baseline"}))
+def test_flags_select_every_dataset_that_is_generated(name: str) -> None:
+    requests = select(dataset_name=name, num_prompts=12)  # of 10 prefixes, where they repeat
+    assert len({tuple(each.prompt) for each in requests}) == 12
 
 
 def test_flags_select_a_baseline() -> None:

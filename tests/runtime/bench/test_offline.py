@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from paged.http.cli import main
 from paged.runtime.bench.latency import decode_seconds
 from paged.runtime.bench.offline import EngineMeter
 from paged.runtime.bench.results import EngineReport, read_result
+from paged.runtime.errors import EngineDead
 from paged.runtime.messages import EngineStats
 from paged.runtime.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
@@ -73,6 +75,23 @@ def test_latency_runs_one_batch_again_and_again(
     assert "99% percentile latency: " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        ("latency", "--num-iters-warmup"),
+        ("serve", "--num-warmups"),
+        ("throughput", "--random-prefix-len"),
+        ("throughput", "--lognormal-sigma"),
+    ],
+)
+def test_nothing_is_done_a_negative_number_of_times(
+    command: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", command, f"{flag}=-3"])
+    assert f"argument {flag}: must be at least 0" in capsys.readouterr().err
+
+
 def output(first: float | None, last: float | None, num_tokens: int) -> RequestOutput:
     return RequestOutput(
         request_id="",
@@ -114,6 +133,28 @@ def test_the_meter_tells_what_happened_meanwhile() -> None:
         kv_waste=0.25,
         compiles_after_warmup=0,
     )
+
+
+@pytest.mark.filterwarnings("error")  # which an exception in a thread is to pytest
+@pytest.mark.parametrize("told", ["the device failed", None])
+def test_an_engine_that_dies_is_told_once(told: str | None) -> None:
+    """By what ran on it, or else by the meter."""
+    looks, looked = iter([EngineStats()]), threading.Event()
+
+    def look() -> EngineStats:
+        for stats in looks:
+            return stats
+        looked.set()
+        raise EngineDead("no more steps")
+
+    def measure() -> None:
+        with EngineMeter(look):
+            assert looked.wait(10)
+            if told:
+                raise EngineDead(told)
+
+    with pytest.raises(EngineDead, match=told or "no more steps"):
+        measure()
 
 
 def test_a_run_too_short_to_look_at_has_no_waste() -> None:

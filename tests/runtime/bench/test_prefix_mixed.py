@@ -1,15 +1,17 @@
 """`paged bench prefix` and `paged bench mixed` on a tiny model, and what they send."""
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 
+from paged.http.cli import main
 from paged.runtime.bench.mixed import ALONE, mixed_requests, tail_table
 from paged.runtime.bench.options import POLICIES, MixedOptions
 from paged.runtime.bench.prefix import prefix_lines
-from paged.runtime.bench.results import RunResult, read_result
+from paged.runtime.bench.results import BenchResult, RunResult, now, read_result
 from paged.runtime.bench.workloads import IdRange, prefix_tree_requests
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
@@ -98,18 +100,32 @@ def test_mixed_tells_the_tail_of_short_requests(
     assert "Short requests" in capsys.readouterr().out
 
 
-def test_runs_in_which_nothing_was_answered_are_told() -> None:
-    def failed(name: str) -> RunResult:
-        counts = {"num_completed": 0, "num_failed": 3, "num_input_tokens": 0}
-        rates = {"requests_per_second": 0.0, "output_tokens_per_second": 0.0}
-        rest = {"duration": 1.0, "num_output_tokens": 0, "total_tokens_per_second": 0.0}
-        return RunResult(name=name, **counts, **rates, **rest)  # type: ignore[arg-type]
+def failed(name: str, num_failed: int = 3) -> RunResult:
+    """A run without a request that was answered."""
+    counts = {"num_completed": 0, "num_failed": num_failed, "num_input_tokens": 0}
+    rates = {"requests_per_second": 0.0, "output_tokens_per_second": 0.0}
+    rest = {"duration": 1.0, "num_output_tokens": 0, "total_tokens_per_second": 0.0}
+    return RunResult(name=name, **counts, **rates, **rest)  # type: ignore[arg-type]
 
+
+def test_runs_in_which_nothing_was_answered_are_told() -> None:
     table = tail_table((failed(ALONE), failed("fcfs")))
     assert [row[1:] for row in table.rows] == [("-",) * 4 + ("",), ("-",) * 4 + ("0",)]
     assert [*prefix_lines((failed("off"), failed("on")))][-1] == (
         "With prefix caching 0.0% of prompt tokens were cached."
     )
+
+
+@pytest.mark.parametrize("command", ["prefix", "mixed"])
+@pytest.mark.parametrize("num_failed", [0, 1])
+def test_a_run_with_a_failed_request_is_told_by_the_exit_status(
+    command: str, num_failed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = import_module(f"paged.runtime.bench.{command}")
+    runs = tuple(failed(name, num_failed if name == "b" else 0) for name in "ab")
+    result = BenchResult(command=command, date=now(), model="m", runs=runs)
+    monkeypatch.setattr(module, "measure", lambda *args, **how: result)
+    assert main(["bench", command]) == num_failed
 
 
 def tokens_per_second(run: RunResult) -> float:

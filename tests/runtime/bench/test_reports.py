@@ -24,6 +24,7 @@ from paged.runtime.bench.plots import (
     plot,
     short,
 )
+from paged.runtime.bench.publish import check_writable
 from paged.runtime.bench.results import (
     BenchResult,
     Ceilings,
@@ -65,6 +66,37 @@ STEPS = tuple(
 
 def svgs(page: str) -> list[ElementTree.Element]:
     return [ElementTree.fromstring(each) for each in re.findall(r"<svg.*?</svg>", page)]
+
+
+@pytest.mark.parametrize("command", ["serve", "steps", "prefix", "mixed", "latency", "profile"])
+def test_a_run_whose_results_have_no_place_is_not_begun(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No engine starts and no server is looked for, which these would tell of."""
+    file = "--output-json" if command == "profile" else "--html"
+    flags = ["--host=nowhere.invalid"] if command == "serve" else ["/nowhere"]
+    for path, told in ((tmp_path / "no" / "file", "there is no folder"), (tmp_path, "a folder")):
+        assert main(["bench", command, *flags, file, str(path)]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert f"cannot be written to {path}: " in line
+        assert told in line
+
+
+def test_a_place_for_results_is_left_as_it_was(tmp_path: Path) -> None:
+    there = tmp_path / "old"
+    there.write_text("older results")
+    check_writable(there, tmp_path / "new", None)
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["older results"]
+
+
+def test_serve_makes_the_folder_of_its_results_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    folder = f"--result-dir={tmp_path / 'file'}"
+    assert main(["bench", "serve", "--host=nowhere.invalid", "--save-result", folder]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "--result-dir: " in line
 
 
 def test_a_table_stands_in_columns() -> None:

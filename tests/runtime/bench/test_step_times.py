@@ -2,66 +2,95 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
-import jax.numpy as jnp
+import jax
 import pytest
 
 from paged.http.cli import main
+from paged.models.experts import Routing
 from paged.runtime.bench.results import read_result
 from paged.runtime.bench.step_times import _rows
-from paged.runtime.bench.step_work import ModelWork
 from paged.runtime.buckets import Bucket
 from paged.runtime.planning import plan
+from paged.runtime.planning.work import Work, work_of
 
 # Two layers: one sees all, one sees 4 tokens; 10 numbers a token, 7 a row's logits.
-WORK = ModelWork(10, 7, 100, 0, 0, 0, kv_bytes=2, pair_flops=3, windows=(None, 4))
+WORK = Work(
+    layer_bytes=90,
+    expert_bytes=0,
+    head_bytes=10,
+    layer_flop=2 * 10,
+    expert_flop=0,
+    head_flop=2 * 7,
+    pair_flop=3,
+    kv_bytes=2,
+    windows=(None, 4),
+    width=1,
+    mixtures=0,
+    routing=None,
+    products="full",
+    expanded_bytes=0,
+    all_experts=False,
+    devices=1,
+)
 
 
 def test_work_of_a_decode_step() -> None:
     # Two rows after 9 tokens: each sees 10 and 4 tokens, itself among them.
-    assert WORK.flops((1, 1), 9) == 2 * (2 * 10 + 2 * 7) + 2 * (10 + 4) * 3
+    assert WORK.flop((1, 1), 9) == 2 * (2 * 10 + 2 * 7) + 2 * (10 + 4) * 3
     assert WORK.bytes((1, 1), 9) == 100 + 2 * (2 * (9 + 3) + 2 * 2)
 
 
 def test_work_of_a_chunk() -> None:
     # Three tokens after 2 see 3, 4 and 5 tokens, with the window 3, 4 and 4.
-    assert WORK.flops((3,), 2) == 2 * (3 * 10 + 7) + (12 + 11) * 3
+    assert WORK.flop((3,), 2) == 2 * (3 * 10 + 7) + (12 + 11) * 3
     assert WORK.bytes((3,), 2) == 100 + 2 * (2 + 2 + 2 * 3)
 
 
 def test_a_mixture_reads_the_experts_that_are_chosen() -> None:
-    mixture = ModelWork(10, 7, 100, 400, 4, 1, 0, 0, (None,))
+    routing = Routing(num_experts=4, num_chosen=1, expert_size=1, renormalise=True)
+    mixture = replace(WORK, expert_bytes=400, routing=routing, kv_bytes=0)
     assert mixture.bytes((1,), 0) == 100 + 400 / 4
     assert 490 < mixture.bytes((1,) * 20, 0) < 500
+    assert replace(mixture, all_experts=True).bytes((1,), 0) == 100 + 400
 
 
+@pytest.mark.parametrize("has_kernel", [True, False])
 @pytest.mark.parametrize("name", ["MixtralForCausalLM", "Qwen2MoeForCausalLM"])
-def test_every_family_with_experts_has_them_counted(name: str, tmp_path: Path) -> None:
-    """Some families have nothing of their own but how tokens choose; others have more."""
+def test_every_family_with_experts_has_them_counted(
+    name: str, has_kernel: bool, tmp_path: Path
+) -> None:
+    """Some families have nothing of their own but how tokens choose; others have more.
+
+    Without a kernel, as on a CPU, every expert is multiplied.
+    """
     model = {
         "architectures": [name],
-        "hidden_size": 32,
+        "hidden_size": 64,
         "num_hidden_layers": 1,
         "vocab_size": 96,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "intermediate_size": 48,
+        "intermediate_size": 128,
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
         "max_position_embeddings": 256,
-        "moe_intermediate_size": 48,
-        "shared_expert_intermediate_size": 48,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 128,
     }
     (tmp_path / "config.json").write_text(json.dumps(model))
-    params = SimpleNamespace(layers=[jnp.zeros(1000)], head=[jnp.zeros(10)])
-    work = ModelWork.of(plan(str(tmp_path), "H200").shapes, params, 32 * 96)
-    assert (work.experts, work.chosen) == (8, 2)
-    assert work.weight_bytes + work.expert_bytes == pytest.approx(4 * 1010)
-    assert work.expert_bytes > work.weight_bytes
-    per_expert = 3 * 32 * 48
-    assert 2 * per_expert < work.token_weights < 5 * per_expert
+    planned = plan(str(tmp_path), "H200")
+    device = planned.gpu.device if has_kernel else jax.devices()[0]
+    work = work_of(planned.source.config, planned.shapes, planned.dtype, device)
+    num_experts, num_chosen, expert = 8, 2, 3 * 64 * 128  # numbers
+    assert work.routing is not None
+    assert (work.routing.num_experts, work.routing.num_chosen) == (num_experts, num_chosen)
+    assert work.expert_bytes == num_experts * expert * 2
+    assert work.all_experts != has_kernel
+    assert work.expert_flop == 2 * (num_chosen if has_kernel else num_experts) * expert
+    assert work.expert_flop < work.layer_flop < work.expert_flop + 2 * 2 * expert
 
 
 def test_rows_of_a_step() -> None:

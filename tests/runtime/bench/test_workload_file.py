@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paged.http.cli import main
 from paged.runtime.bench.load import moments
 from paged.runtime.bench.options import ArrivalOptions
 from paged.runtime.bench.workload_file import read_log, read_workload, write_workload
@@ -85,6 +86,7 @@ def test_a_log_tells_when_requests_came_and_what_they_shared(tmp_path: Path) -> 
     path = tmp_path / "server.log"
     other = ['{"time": "x", "message": "ready"}', "a library's line", logged(5, 9, 0, 0)]
     other += [logged(1, 9, 0, 3).replace("[3]", "3"), logged(1, 9, 0, 3).replace("500.0", '"slow"')]
+    other += [logged(1, 9, 0, 3).replace("2026-", "noon "), logged(1, 9, 0, 3).replace("-01T", "")]
     path.write_text("\n".join([logged(4, 40, 32, 8), *other, logged(2.5, 32, 0, 3)]))
     first, second = read_log(path, ids=IdRange(), seed=0)
     assert (first.arrival, first.num_input_tokens, first.num_output_tokens) == (0.0, 32, 3)
@@ -92,6 +94,24 @@ def test_a_log_tells_when_requests_came_and_what_they_shared(tmp_path: Path) -> 
     assert first.prompt[:8] != second.prompt[:8]
     with pytest.raises(ConfigError, match="holds 2 usable prompts, and 3 are needed"):
         read_log(path, 3, ids=IdRange(), seed=0)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("simulate", "--trace=log", "--trace-path"),
+        ("simulate", "--trace=file", "--trace-path"),
+        ("tune", "--load-format=dummy", "--skip-tokenizer-init", "--workload"),
+        ("bench", "serve", "--dataset-name=log", "--dataset-path"),
+    ],
+)
+def test_a_file_that_is_not_there_is_named_and_no_flag_of_another_command(
+    argv: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "nowhere"
+    assert main([*argv, str(path)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == f"paged: error: {path} cannot be read: No such file or directory"
 
 
 def test_a_log_without_requests_says_what_to_do(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from paged.http.cli import main
+from paged.runtime.bench.options import ArrivalOptions
 from paged.runtime.bench.results import BenchResult, StepTime, now, write_result
+from paged.runtime.simulation.options import TraceOptions
 
 Capture = pytest.CaptureFixture[str]
 QUICK = (
@@ -45,6 +48,23 @@ def test_one_replica_more_is_simulated_and_what_it_buys_is_told(capsys: Capture)
 def test_the_same_seed_gives_the_same_figures(capsys: Capture) -> None:
     assert simulate(capsys) == simulate(capsys)
     assert simulate(capsys, "--seed", "1") != simulate(capsys)
+
+
+def test_bursts_are_as_those_of_paged_bench_and_delays_no_negative_times(capsys: Capture) -> None:
+    one, other = (
+        next(each for each in fields(config) if each.name == "burstiness").metadata
+        for config in (TraceOptions, ArrivalOptions)
+    )
+    assert one == other
+    for flag in ("--warmup", "--upscale-delay", "--downscale-delay", "--start-seconds"):
+        told = complaint(capsys, f"{flag}=-1")
+        assert f"{flag}: must be at least 0 and finite, got -1" in told
+
+
+def test_nothing_is_simulated_whose_figures_have_no_place(capsys: Capture, tmp_path: Path) -> None:
+    for flag in ("--output-json", "--html"):
+        assert f"written to {tmp_path}: it is a folder" in complaint(capsys, flag, str(tmp_path))
+    assert not capsys.readouterr().out
 
 
 def test_figures_and_a_page_are_written(capsys: Capture, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
 from paged.runtime.tune.journal import NAME, Journal, Task, kept_alone
-from paged.runtime.tune.report import Findings, as_flags, summary
+from paged.runtime.tune.report import PAGE, Findings, as_flags, summary
 from paged.runtime.tune.search import Trial, Verdict
 from tests.runtime.fakes import write_model
 
@@ -104,6 +104,15 @@ def test_it_goes_on_where_it_was(
     assert "a larger --max-runs goes on" in told
 
 
+def test_nothing_is_tried_whose_outcome_has_no_place(
+    tune: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / PAGE).mkdir()
+    assert tune(tmp_path) == 2
+    assert f"{PAGE}: it is a folder" in capsys.readouterr().err
+    assert not (tmp_path / NAME).exists()
+
+
 def test_a_folder_is_of_one_task(
     tune: Tune, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,13 +133,6 @@ def test_mistakes_are_a_line(
     assert main([*argv, f"--output-dir={tmp_path}"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert complaint in line
-
-
-@pytest.mark.parametrize("text", ["ttft", "ttft=fast", "p99=3ms", "ttft=5h", ""])
-def test_goals_that_are_none(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(["tune", f"--slo={text}"])
-    assert "ttft=500ms,tpot=30ms" in capsys.readouterr().err
 
 
 def test_flags_are_told_as_a_shell_takes_them() -> None:
