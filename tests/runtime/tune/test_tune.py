@@ -110,7 +110,7 @@ def test_nothing_is_tried_whose_outcome_has_no_place(
     (tmp_path / PAGE).mkdir()
     assert tune(tmp_path) == 2
     assert f"{PAGE}: it is a folder" in capsys.readouterr().err
-    assert not (tmp_path / NAME).exists()
+    assert (tmp_path / NAME).read_bytes() == b""
 
 
 def test_a_folder_is_of_one_task(
