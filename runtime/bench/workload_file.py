@@ -107,11 +107,16 @@ def _prompt(
     record: dict[str, Any], rng: np.random.Generator, ids: IdRange, where: str
 ) -> str | list[int]:
     prompt, num_input = record.get("prompt"), record.get("input_tokens")
-    if prompt and (isinstance(prompt, str) or _are_ids(prompt)):
+    if prompt and (_is_text(prompt) or _are_ids(prompt)):
         return prompt
     if prompt is None and type(num_input) is int and num_input > 0:
         return ids.draw(rng, num_input)
     raise ConfigError(f'{where} needs "prompt" (text or token ids) or "input_tokens" (at least 1)')
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    """Half a surrogate pair is a string in JSON, and no text."""
+    return isinstance(value, str) and not any("\ud800" <= each <= "\udfff" for each in value)
 
 
 def _are_ids(value: Any) -> TypeGuard[list[int]]:

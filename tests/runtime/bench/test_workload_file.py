@@ -48,6 +48,7 @@ def test_a_length_alone_becomes_random_ids(tmp_path: Path) -> None:
         ('{"output_tokens": 2}', 'request 1 needs "prompt"'),
         ('{"prompt": ["a", 2], "output_tokens": 2}', 'request 1 needs "prompt"'),
         ('{"prompt": [1, -2], "output_tokens": 2}', 'request 1 needs "prompt"'),
+        (r'{"prompt": "\ud800", "output_tokens": 2}', 'request 1 needs "prompt"'),
         ('{"prompt": "a"}', 'request 1 needs "output_tokens"'),
         ('{"prompt": "a", "output_tokens": 2, "arrival": -1}', 'needs an "arrival" .* got -1'),
         ('{"prompt": "a", "output_tokens": 2, "priority": "x"}', "whole number .* got 'x'"),
