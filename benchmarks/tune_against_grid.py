@@ -132,6 +132,7 @@ def _requests(config: EngineConfig, args: argparse.Namespace) -> list[BenchReque
 
 
 def _journal(folder: Path) -> Journal:
+    folder.mkdir()
     return Journal(folder, Task(None, {}, "", {}))
 
 

@@ -101,10 +101,9 @@ class HelpAction(argparse.Action):
         whole = values in (None, "all")
         text = parser.format_help() if whole else help_about(parser, values)
         if text is None:
-            parser.error(
-                f"{option_string}={values}: no group, flag or help has that word; the groups are "
-                + ", ".join(group_names(parser))
-            )
+            names = ", ".join(group_names(parser))
+            where = f"the groups are {names}" if names else f"{option_string} alone shows all"
+            parser.error(f"{option_string}={values}: no group, flag or help has that word; {where}")
         sys.stdout.write(text)
         parser.exit()
 

@@ -12,6 +12,7 @@ import jax
 from paged.http.entries import chat_template
 from paged.http.listener import bound
 from paged.http.options import DoctorOptions, ModelOptions, ServeOptions
+from paged.http.serve import check_doors, with_key
 from paged.runtime.config import EngineConfig
 from paged.runtime.doctor.finding import Finding, any_wrong, as_json, ok, report, wrong
 from paged.runtime.doctor.gpus import (
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: the flags do not go together.
     """
     jax.config.update("jax_platforms", "cpu")  # what is looked at here takes no GPU's memory
-    config, options = read_flags(EngineConfig, args), read_flags(ServeOptions, args)
+    config, options = read_flags(EngineConfig, args), with_key(read_flags(ServeOptions, args))
     template = chat_template(read_flags(ModelOptions, args))
     findings = [*examine(config, options, template, ask_nvidia_smi)]
     if read_flags(DoctorOptions, args).json:
@@ -64,7 +65,19 @@ def examine(
     yield from check_device(found)
     yield from check_model(config, template, found)
     yield from check_machine(config)
+    yield check_keys(options)
     yield check_port(options)
+
+
+def check_keys(options: ServeOptions) -> Finding:
+    """Whether the files of API keys and certificates can be used."""
+    try:
+        check_doors(options)
+    except ConfigError as error:
+        return wrong("keys", str(error), "Put the file right, or leave its flag out.")
+    has_keys = options.api_key or options.api_keys_file
+    who = "those who have an API key" if has_keys else "everyone who reaches it"
+    return ok("keys", f"{who} may ask, by {'https' if options.ssl_certfile else 'http'}")
 
 
 def check_port(options: ServeOptions) -> Finding:
@@ -74,4 +87,5 @@ def check_port(options: ServeOptions) -> Finding:
         with bound(options):
             return ok("port", f"{where} is free")
     except ConfigError as error:
-        return wrong("port", str(error), "See what listens there with `ss -ltnp`.")
+        remedy = "If another program has it, `ss -ltnp` names that; else give another --host."
+        return wrong("port", str(error), remedy)

@@ -53,7 +53,6 @@ _OBJECTS_BETWEEN_COLLECTIONS = 20_000
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop; returns the exit status, 1 if an engine died."""
     options = with_key(read_flags(ServeOptions, args))
-    _check_metrics_key(options)
     entries = read_entries(args)
     configure_logging(options.uvicorn_log_level, options.log_format)
     _check_hosts(entries, options)
@@ -61,9 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if options.headless:
         return follow(entries[0].config)
     _allow_many_connections()
-    _check_certificates(options)
-    if options.api_keys_file is not None:
-        read_keys(Path(options.api_keys_file))
+    check_doors(options)
     load = _load_alone if options.api_server_count == 1 else _load_several
     # Before a model is loaded: minutes later is late to hear that the port is taken.
     with bound(options) as listener:
@@ -171,6 +168,18 @@ def with_key(options: ServeOptions) -> ServeOptions:
     return replace(options, api_key=options.api_key or tuple(filter(None, [found])))
 
 
+def check_doors(options: ServeOptions) -> None:
+    """Keys and certificates, read once, long before the server does.
+
+    Raises:
+        ConfigError: one cannot be read or used.
+    """
+    _check_metrics_key(options)
+    _check_certificates(options)
+    if options.api_keys_file is not None:
+        read_keys(Path(options.api_keys_file))
+
+
 def _check_metrics_key(options: ServeOptions) -> None:
     if options.metrics_need_key and not options.api_key and options.api_keys_file is None:
         raise ConfigError("--metrics-need-key needs --api-key, --api-keys-file or PAGED_API_KEY")
@@ -256,7 +265,6 @@ def _whose_certificate(options: ServeOptions) -> ssl.VerifyMode:
 
 
 def _check_certificates(options: ServeOptions) -> None:
-    """Read them once, long before uvicorn does."""
     if options.ssl_certfile is None:
         return
     try:

@@ -173,16 +173,21 @@ def fit_model_len(
     if wanted == -1:
         wanted = fits
     length = model_len if wanted is None else wanted
-    if length > model_len:
-        raise ConfigError(
-            f"--max-model-len {length} is greater than the model's own length of {model_len} "
-            f"(max_position_embeddings). Use at most {model_len}."
-        )
+    check_length(length, model_len)
     if length > fits or fits < _SHORTEST:
         length = max(length, _SHORTEST)
         needed = (pages_of(length) + 1) * bytes_per_page
         raise _too_long(length, fits, needed, kv_bytes, from_share=from_share)
     return length
+
+
+def check_length(length: int, model_len: int) -> None:
+    """Raises ConfigError for sequences that are longer than the model was made for."""
+    if length > model_len:
+        raise ConfigError(
+            f"--max-model-len {length} is greater than the model's own length of {model_len} "
+            f"(max_position_embeddings). Use at most {model_len}."
+        )
 
 
 def _too_long(

@@ -10,6 +10,7 @@ from paged.runtime.bench.html_report import html_report
 from paged.runtime.bench.publish import write_text
 from paged.runtime.bench.results import METRICS, BenchResult, RunResult, read_result
 from paged.runtime.bench.tables import Table, milliseconds
+from paged.runtime.errors import ConfigError
 
 Pair = tuple[float | None, float | None]
 
@@ -18,10 +19,13 @@ def run_compare(paths: Sequence[str], html: str | None) -> int:
     """Print what differs, and write the page if one is named; returns 0.
 
     Raises:
-        ConfigError: a file is no result.
+        ConfigError: a file is no result, or the two have nothing in common.
     """
     first, second = (read_result(Path(path).expanduser()) for path in paths)
     names = _names(paths, (first, second))
+    if not any(True for _ in compare_tables(names, first, second)):
+        held = " and ".join(map(_what_it_holds, names, (first, second)))
+        raise ConfigError(f"Nothing can be compared: {held}")
     for line in compare_lines(names, first, second):
         sys.stdout.write(line + "\n")
     if html:
@@ -56,6 +60,11 @@ def compare_tables(
     )
     if rows:
         yield Table("Milliseconds of a step", ("step", *names, "change"), rows)
+
+
+def _what_it_holds(name: str, result: BenchResult) -> str:
+    runs = ", ".join(run.name for run in result.runs) or "none"
+    return f"{name} is of {result.command}, with {len(result.steps)} steps and the runs {runs}"
 
 
 def _names(paths: Sequence[str], results: Sequence[BenchResult]) -> list[str]:

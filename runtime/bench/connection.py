@@ -10,7 +10,7 @@ import asyncio
 import ssl
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, cast
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import httptools
 
@@ -39,11 +39,8 @@ class HttpClient:
     """
 
     def __init__(self, base_url: str, headers: Mapping[str, str], *, verify: bool = True) -> None:
-        url = urlsplit(base_url.rstrip("/"))
-        if url.scheme not in ("http", "https") or url.hostname is None:
-            raise ConfigError(f"--base-url must look like http://host:port, got {base_url!r}")
-        self._host = url.hostname
-        self._port = url.port or (443 if url.scheme == "https" else 80)
+        url, self._host, port = _parts(base_url)
+        self._port = port or (443 if url.scheme == "https" else 80)
         self._ssl = _ssl_context(verify) if url.scheme == "https" else None
         self._prefix = url.path
         lines = {"Host": url.netloc, "Accept": "*/*", **headers}
@@ -129,9 +126,9 @@ class _Connection(asyncio.Protocol):
         self._body = bytearray()
         self._ends_by_closing = True
         self.has_answered = self.reusable = False
-        self._done = asyncio.get_running_loop().create_future()
         if self._transport is None or self._transport.is_closing():
             raise ConnectionResetError("the server closed the connection")
+        self._done = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return await self._done
 
@@ -177,6 +174,19 @@ class _Connection(asyncio.Protocol):
     def _fail(self, error: Exception) -> None:
         if self._done is not None and not self._done.done():
             self._done.set_exception(error)
+
+
+def _parts(base_url: str) -> tuple[SplitResult, str, int | None]:
+    """A URL, its host and its port. Raises ConfigError if it is none of a server."""
+    wrong = f"--base-url must look like http://host:port, got {base_url!r}"
+    try:
+        url = urlsplit(base_url.rstrip("/"))
+        host, port = url.hostname, url.port
+    except ValueError as error:
+        raise ConfigError(f"{wrong}: {error}") from error
+    if url.scheme not in ("http", "https") or not host:
+        raise ConfigError(wrong)
+    return url, host, port
 
 
 def _ssl_context(verify: bool) -> ssl.SSLContext:

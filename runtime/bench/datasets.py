@@ -49,6 +49,13 @@ def sharegpt_requests(
 
 def records(path: Path) -> Iterator[dict[str, Any]]:
     """Objects of a JSON list or of JSON lines. Raises ConfigError if the file is neither."""
+    for number, record in enumerate(_values(path), 1):
+        if not isinstance(record, dict):
+            raise ConfigError(f"{path}: request {number} is no JSON object: {record!r:.60}")
+        yield record
+
+
+def _values(path: Path) -> Iterator[Any]:
     try:
         text = path.read_text(encoding="utf-8")
         if text.lstrip().startswith("["):
@@ -57,14 +64,17 @@ def records(path: Path) -> Iterator[dict[str, Any]]:
             yield from (json.loads(line) for line in text.splitlines() if line.strip())
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is neither a JSON list nor JSON lines: {error}") from error
 
 
 def _turns(talk: dict[str, Any], path: Path) -> list[dict[str, Any]]:
-    if "conversations" not in talk:
+    turns = talk.get("conversations")
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise ConfigError(f'{path} is not a ShareGPT file: an entry has no "conversations"')
-    return talk["conversations"]
+    if not all("value" in turn for turn in turns[:2]):
+        raise ConfigError(f'{path} is not a ShareGPT file: a turn has no "value"')
+    return turns
 
 
 def _usual_length(num_input: int, num_output: int) -> bool:

@@ -35,7 +35,7 @@ def arrival_times(num_requests: int, load: ArrivalOptions, seed: int | None) -> 
     they are scaled to the rate asked for, so that chance does not decide how long a run takes.
 
     Raises:
-        ConfigError: a ramp without its rates, or with a rate of its own.
+        ConfigError: a ramp without its rates, or with a rate of its own; or gaps that are no time.
     """
     rates = _rates(num_requests, load)
     if np.isinf(rates).any():
@@ -43,6 +43,11 @@ def arrival_times(num_requests: int, load: ArrivalOptions, seed: int | None) -> 
     rng = np.random.default_rng([seed or 0, 1])
     gaps = rng.gamma(load.burstiness, 1 / (rates * load.burstiness))
     times = np.cumsum(gaps)
+    if not 0 < times[-1] < np.inf:
+        raise ConfigError(
+            f"--burstiness {load.burstiness:g} leaves no time between requests, or no end to it: "
+            "give one nearer to 1"
+        )
     if load.ramp_up_strategy is None:
         times *= num_requests / load.request_rate / times[-1]
     return times

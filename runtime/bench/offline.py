@@ -20,6 +20,7 @@ from paged.runtime.bench.options import OutputOptions
 from paged.runtime.bench.results import BenchResult, EngineReport, RunResult, now
 from paged.runtime.config import EngineConfig, flags
 from paged.runtime.engine import find_model
+from paged.runtime.errors import ConfigError
 from paged.runtime.front import Prompt
 from paged.runtime.llm import LLM
 from paged.runtime.messages import EngineStats
@@ -98,9 +99,16 @@ class EngineMeter:
 
 
 def config_of(args: argparse.Namespace) -> EngineConfig:
-    """The engine flags among parsed arguments."""
+    """The engine flags among parsed arguments.
+
+    Raises:
+        ConfigError: they do not go together, or the seed is none that prompts are drawn with.
+    """
     values = {flag.name: getattr(args, flag.name) for flag in flags()}
-    return EngineConfig(**values | {"seed": values["seed"] or 0})
+    seed = values["seed"] or 0
+    if seed < 0:
+        raise ConfigError(f"--seed is of prompts here, too, and must be at least 0, got {seed}")
+    return EngineConfig(**values | {"seed": seed})
 
 
 def result_here(

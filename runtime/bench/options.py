@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from paged.runtime.bench.baselines import BASELINES
-from paged.runtime.flags import option, port, same_option
+from paged.runtime.flags import json_object, option, port, same_option
 
 GENERATED = ("random", "lognormal", "prefix_repetition", "prefix_tree", "baseline")
 FROM_FILES = ("sharegpt", "custom", "log")
@@ -19,16 +18,20 @@ METRICS = ("ttft", "tpot", "itl", "e2el")
 SchedulingPolicy = Literal["fcfs", "priority", "lanes"]
 POLICIES: tuple[SchedulingPolicy, ...] = get_args(SchedulingPolicy)
 BACKENDS = ("openai", "vllm", "openai-chat")
+# Of anything that is counted, tokens of a step and a prompt among them. More is a slip of the
+# finger, which would take all memory.
+MOST = 2**24
+_LARGEST = 1e9  # of what is not counted; its products stay finite
 _GOAL = re.compile(r"(?P<name>ttft|tpot|e2el)[:=](?P<number>\d*\.?\d+)(?P<unit>ms|s|)")
 _AS_GOALS = "as ttft:200 tpot:50 (milliseconds) or ttft=200ms,e2el=5s"
 
 
 def count(text: str) -> int:
-    """A number of things, at least 1."""
+    """A number of things, from 1 to `MOST`."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
+    return _not_too_many(value)
 
 
 def whole(text: str) -> int:
@@ -36,6 +39,20 @@ def whole(text: str) -> int:
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"must be at least 0, got {value}")
+    return _not_too_many(value)
+
+
+def _not_too_many(value: int) -> int:
+    if value > MOST:
+        raise argparse.ArgumentTypeError(f"must be at most {MOST:,}, got {value:,}")
+    return value
+
+
+def seed(text: str) -> int:
+    """Of a random generator: 64 bits, not below 0."""
+    value = int(text)
+    if not 0 <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"must be at least 0 and below 2**63, got {value}")
     return value
 
 
@@ -56,10 +73,10 @@ def at_least_0(text: str) -> float:
 
 
 def finite(text: str) -> float:
-    """A finite number above 0."""
+    """A number above 0 that can be reckoned with: a rate, seconds, a factor."""
     value = positive(text)
-    if math.isinf(value):
-        raise argparse.ArgumentTypeError("must be finite")
+    if value > _LARGEST:
+        raise argparse.ArgumentTypeError(f"must be at most {_LARGEST:g}, got {text}")
     return value
 
 
@@ -131,12 +148,11 @@ def goals_option(help: str, *, also: tuple[str, ...] = ()) -> Any:
     )
 
 
-def json_object(text: str) -> dict[str, Any]:
-    """A JSON object."""
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text}")
-    return value
+def path(text: str) -> str:
+    """The part of a URL after the host."""
+    if not text.startswith("/"):
+        raise argparse.ArgumentTypeError(f"must begin with /, got {text!r}")
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +293,10 @@ class ServerOptions:
     host: str = option("127.0.0.1", "Server's name or address.")
     port: int = option(8000, "Server's port.", type=port, metavar="PORT")
     endpoint: str | None = option(
-        None, "Path; default /v1/completions, for openai-chat /v1/chat/completions."
+        None,
+        "Path; default /v1/completions, for openai-chat /v1/chat/completions.",
+        type=path,
+        metavar="PATH",
     )
     model: str | None = option(None, "Model to ask for; default the server's first.")
     served_model_name: str | None = option(
@@ -300,7 +319,7 @@ class ServerOptions:
     )
     insecure: bool = option(False, "Do not check the server's certificate.")
     ready_check_timeout_sec: float = option(
-        600.0, "Wait so long for a first answer; 0 does not try.", type=float
+        600.0, "Wait so long for a first answer; 0 does not try.", type=at_least_0
     )
     request_timeout_sec: float = option(
         1800.0, "Count a request as failed after so long.", type=finite
@@ -344,7 +363,7 @@ class LoadOptions(ArrivalOptions):
     """When requests are sent to a server."""
 
     seed: int | None = option(
-        None, "Of prompts and arrivals; default 0, or a baseline workload's own.", type=int
+        None, "Of prompts and arrivals; default 0, or a baseline workload's own.", type=seed
     )
     ignore_eos: bool = option(
         False, "Generate all tokens whatever the model says; implied for random prompts."

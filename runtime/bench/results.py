@@ -254,7 +254,7 @@ def read_result(path: Path) -> BenchResult:
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is no result of `paged bench`: {error}") from error
     tree = found.get(KEY) if isinstance(found, dict) else None
     if not isinstance(tree, dict):

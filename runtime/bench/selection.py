@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paged.runtime.bench.datasets import Encode, sharegpt_requests
-from paged.runtime.bench.options import WorkloadOptions
+from paged.runtime.bench.options import FROM_FILES, WorkloadOptions
 from paged.runtime.bench.workload_file import read_log, read_workload
 from paged.runtime.bench.workloads import (
     BenchRequest,
@@ -19,6 +19,13 @@ from paged.runtime.bench.workloads import (
 from paged.runtime.errors import ConfigError
 
 _DEFAULT_NUM_PROMPTS = 1000
+# Flags that were passed over in silence would measure something else than what was asked for.
+_MEANT_FOR = {
+    "dataset_path": FROM_FILES,
+    "workload": ("baseline",),
+    "input_len": ("random",),
+    "output_len": ("random", "prefix_repetition", "prefix_tree", "sharegpt", "custom"),
+}
 
 
 def select_requests(
@@ -34,13 +41,7 @@ def select_requests(
     Raises:
         ConfigError: the workload cannot be made from what was given.
     """
-    if options.dataset_name in ("baseline", "lognormal") and (
-        options.input_len or options.output_len
-    ):
-        raise ConfigError(
-            f"--dataset-name {options.dataset_name} has lengths of its own: leave out --input-len "
-            "and --output-len"
-        )
+    _check_meant(options)
     ids = IdRange.below(vocab_size)
     if options.dataset_name == "baseline":
         if options.workload is None:
@@ -50,6 +51,17 @@ def select_requests(
         generate = _GENERATORS[options.dataset_name]
         return generate(options, options.num_prompts or _DEFAULT_NUM_PROMPTS, seed or 0, ids)
     return _from_file(options, seed or 0, ids, encode)
+
+
+def _check_meant(options: WorkloadOptions) -> None:
+    """Raises ConfigError for a flag that says nothing of the chosen dataset."""
+    for name, datasets in _MEANT_FOR.items():
+        if getattr(options, name) is not None and options.dataset_name not in datasets:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} says nothing of --dataset-name "
+                f"{options.dataset_name}, only of {', '.join(datasets)}: leave it out, or name one "
+                "of these"
+            )
 
 
 def _random(

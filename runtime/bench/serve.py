@@ -125,10 +125,15 @@ class Measured:
         )
 
 
+def _bracketed(host: str) -> str:
+    """A host as it stands in a URL: an address of IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 async def measure(run: ServeRun) -> Measured:
     """Wait for the server, warm it up, and send it the load."""
     server = run.server
-    url = server.base_url or f"http://{server.host}:{server.port}"
+    url = server.base_url or f"http://{_bracketed(server.host)}:{server.port}"
     tokenizer, vocab_size = _vocabulary(run)
     requests = _requests(run, tokenizer, vocab_size)
     stages = _stages(run, requests)

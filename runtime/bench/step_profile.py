@@ -120,13 +120,22 @@ def run_profile(args: argparse.Namespace) -> int:
 
 def profile(config: EngineConfig, options: ProfileOptions) -> ProfileReport:
     """Start an engine, give it a batch, and record its steps. Raises ConfigError."""
-    core = EngineCore(config, find_model(config), progress=not options.disable_tqdm)
+    with ExitStack() as stack:
+        folder = _made(options.trace_dir) or Path(stack.enter_context(TemporaryDirectory()))
+        core = EngineCore(config, find_model(config), progress=not options.disable_tqdm)
+        stack.callback(core.close)
+        return _profile(core, config, options, folder)
+
+
+def _made(folder: str | None) -> Path | None:
+    """The folder, there before anything is measured. Raises ConfigError if it cannot be."""
+    if folder is None:
+        return None
     try:
-        with ExitStack() as stack:
-            folder = options.trace_dir or stack.enter_context(TemporaryDirectory())
-            return _profile(core, config, options, Path(folder))
-    finally:
-        core.close()
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--trace-dir {folder}: {error.strerror}") from error
+    return Path(folder)
 
 
 def _profile(

@@ -22,6 +22,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from paged.runtime.bench.datasets import Encode, enough, records
+from paged.runtime.bench.options import MOST
 from paged.runtime.bench.workloads import BenchRequest, IdRange
 from paged.runtime.errors import ConfigError
 
@@ -106,11 +107,16 @@ def _prompt(
     record: dict[str, Any], rng: np.random.Generator, ids: IdRange, where: str
 ) -> str | list[int]:
     prompt, num_input = record.get("prompt"), record.get("input_tokens")
-    if prompt and (isinstance(prompt, str) or _are_ids(prompt)):
+    if prompt and (_is_text(prompt) or _are_ids(prompt)):
         return prompt
-    if prompt is None and isinstance(num_input, int) and num_input > 0:
+    if prompt is None and type(num_input) is int and num_input > 0:
         return ids.draw(rng, num_input)
     raise ConfigError(f'{where} needs "prompt" (text or token ids) or "input_tokens" (at least 1)')
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    """Half a surrogate pair is a string in JSON, and no text."""
+    return isinstance(value, str) and not any("\ud800" <= each <= "\udfff" for each in value)
 
 
 def _are_ids(value: Any) -> TypeGuard[list[int]]:
@@ -119,8 +125,11 @@ def _are_ids(value: Any) -> TypeGuard[list[int]]:
 
 def _num_output(record: dict[str, Any], output_len: int | None, where: str) -> int:
     num_output = output_len or record.get("output_tokens")
-    if not isinstance(num_output, int) or num_output < 1:
-        raise ConfigError(f'{where} needs "output_tokens" (at least 1, or --output-len for all)')
+    if type(num_output) is not int or not 1 <= num_output <= MOST:
+        raise ConfigError(
+            f'{where} needs "output_tokens" (from 1 to {MOST:,}, or --output-len for all), '
+            f"got {num_output!r:.60}"
+        )
     return num_output
 
 
@@ -128,7 +137,7 @@ def _when_and_what(record: dict[str, Any], where: str) -> dict[str, Any]:
     arrival, priority = record.get("arrival", 0.0), record.get("priority", 0)
     if not isinstance(arrival, int | float) or not 0 <= arrival < np.inf:
         raise ConfigError(f'{where} needs an "arrival" of at least 0 seconds, got {arrival!r}')
-    if not isinstance(priority, int):
+    if type(priority) is not int:
         raise ConfigError(f'{where} needs a whole number as "priority", got {priority!r}')
     kind = str(record.get("kind", ""))
     return {"arrival": float(arrival), "kind": kind, "priority": priority}
@@ -141,7 +150,7 @@ def _log_lines(path: Path) -> Iterator[dict[str, Any]]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     for line in text.splitlines():
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             found = json.loads(line)
             if isinstance(found, dict):
                 yield found
@@ -157,7 +166,11 @@ def _is_request(record: dict[str, Any]) -> bool:
     }
     generated = record.get("generated_tokens")
     is_ours = all(isinstance(record.get(name), kind) for name, kind in kinds.items())
-    return is_ours and _is_date(record["time"]) and _are_ids(generated) and sum(generated) > 0
+    if not is_ours or not 0 <= record["total_ms"] < np.inf:
+        return False
+    is_prompt = 0 <= record["cached_tokens"] <= record["prompt_tokens"]
+    is_whole = is_prompt and _is_date(record["time"])
+    return is_whole and _are_ids(generated) and sum(generated) > 0
 
 
 def _is_date(text: str) -> bool:

@@ -13,11 +13,14 @@ from functools import partial
 import numpy as np
 
 from paged.runtime.bench.baselines import BASELINES, ChatBaseline
+from paged.runtime.bench.options import MOST
 from paged.runtime.errors import ConfigError
 
 # Ids are drawn from [LOWEST_ID, HIGHEST_ID): clear of the special tokens that Llama-type
 # vocabularies keep at both ends.
 LOWEST_ID, HIGHEST_ID = 1000, 127_999
+# Standard deviation of log lengths: at 10 every length is the shortest or the longest.
+_WIDEST = 10
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,9 @@ class IdRange:
         return cls(min(LOWEST_ID, high // 2), high)
 
     def draw(self, rng: np.random.Generator, count: int) -> list[int]:
+        """So many ids. Raises ConfigError for more than any model takes."""
+        if count > MOST:
+            raise ConfigError(f"A prompt has at most {MOST:,} tokens, got {count:,}")
         return rng.integers(self.low, self.high, size=count).tolist()
 
 
@@ -110,9 +116,10 @@ def lognormal_requests(
     Raises:
         ConfigError: lengths that cannot be drawn.
     """
-    if min(input_mean, output_mean) <= 0 or sigma < 0 or not 1 <= min_len <= max_len:
+    can_be = min(input_mean, output_mean) > 0 and 0 <= sigma <= _WIDEST
+    if not can_be or not 1 <= min_len <= max_len:
         raise ConfigError(
-            "Lognormal lengths need means above 0, sigma of at least 0 and "
+            f"Lognormal lengths need means above 0, sigma from 0 to {_WIDEST} and "
             f"1 <= shortest <= longest, got means {input_mean} and {output_mean}, sigma {sigma}, "
             f"shortest {min_len}, longest {max_len}"
         )

@@ -14,6 +14,7 @@ from paged.runtime.doctor.finding import Finding, ok, warning, wrong
 from paged.runtime.doctor.gpus import Card
 from paged.runtime.engine import find_model, load_tokenizer
 from paged.runtime.errors import ConfigError
+from paged.runtime.memory import check_length
 from paged.runtime.planning.gpus import find_gpu
 from paged.runtime.planning.planner import (
     NOT_FETCHED,
@@ -42,13 +43,19 @@ def check_model(
         yield _not_found(config, error)
         return
     except (CheckpointError, ConfigError) as error:
-        yield wrong("model", str(error), "Take a model of a family that docs/models.md lists.")
+        remedy = "Fetch damaged files again; docs/models.md lists the families that are supported."
+        yield wrong("model", str(error), remedy)
         return
     yield ok("model", f"{source.name}: {source.config.architecture}")
     makes_text = not runs_pooling(config, source)
     yield from _check_weights(config, source)
     if not config.skip_tokenizer_init:
         yield from _check_tokenizer(config, source, template, chats=makes_text)
+    try:
+        check_length(config.max_model_len or 0, source.config.context_length)
+    except ConfigError as error:
+        yield wrong("length", str(error), "Lower it, or take a model of longer texts.")
+        return
     if makes_text:
         yield from _check_fit(config, cards)
 

@@ -35,6 +35,8 @@ NOT_FETCHED = "nothing is fetched here"
 """Said of a model that is not in the hub's cache."""
 # Batches whose steps a plan tells, as far as they fit.
 _BATCHES = (1, 8, 32, 64, 128, 256, 512, 1024)
+# Tokens or requests: steps of a prompt are added up one by one.
+_MOST = 2**24
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,11 @@ class Workload:
     def __post_init__(self) -> None:
         for name in ("input_len", "output_len", "concurrency"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+            if value is not None and not 1 <= value <= _MOST:
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} must be at least 1 and at most {_MOST:,}, got "
+                    f"{value:,}"
+                )
 
     @property
     def length(self) -> int:

@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     output = read_flags(OutputOptions, args)
     check_writable(output.output_json, output.html)
     engine = engine_of(engine_options)
+    _check_scaling(read_flags(ScalingOptions, args), read_flags(FleetOptions, args).replicas)
     shape, trace = shape_of(engine, engine_options), trace_of(trace_options)
     about = describe(engine, trace, trace_options)
     sys.stdout.write("".join(f"{line}\n" for line in (*about, "", report.line(report.columns()))))
@@ -80,13 +81,16 @@ def _simulate(
         )
 
 
+def _check_scaling(options: ScalingOptions, sizes: Sequence[int]) -> None:
+    if options.max_replicas is not None and options.max_replicas < max(sizes):
+        raise ConfigError(
+            f"--max-replicas must be at least --replicas ({max(sizes)}), got {options.max_replicas}"
+        )
+
+
 def _rule(options: ScalingOptions, least: int) -> Autoscaling | None:
     if options.max_replicas is None:
         return None
-    if options.max_replicas < least:
-        raise ConfigError(
-            f"--max-replicas must be at least --replicas ({least}), got {options.max_replicas}"
-        )
     return Autoscaling(
         least=least,
         most=options.max_replicas,

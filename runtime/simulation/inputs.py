@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from paged.runtime.bench.load import arrival_times
-from paged.runtime.bench.options import ArrivalOptions
+from paged.runtime.bench.options import MOST, ArrivalOptions
 from paged.runtime.bench.results import StepTime, read_result
 from paged.runtime.bench.workload_file import read_log, read_workload
 from paged.runtime.bench.workloads import BenchRequest, IdRange
@@ -17,7 +17,7 @@ from paged.runtime.errors import ConfigError
 from paged.runtime.scheduler import SchedulerConfig
 from paged.runtime.simulation.fleet import EngineShape
 from paged.runtime.simulation.measured import MEASURED, MeasuredEngine
-from paged.runtime.simulation.options import EngineOptions, TraceOptions
+from paged.runtime.simulation.options import RECORDED, EngineOptions, TraceOptions
 from paged.runtime.simulation.step_times import MeasuredStep
 from paged.runtime.simulation.traces import (
     Agents,
@@ -114,11 +114,20 @@ def shape_of(engine: MeasuredEngine, options: EngineOptions) -> EngineShape:
 
 def trace_of(options: TraceOptions) -> list[Tree]:
     """What comes, in its order. Raises ConfigError."""
-    if options.trace in ("file", "log"):
+    if options.trace in RECORDED:
         return _recorded(options)
+    if options.trace_path is not None:
+        raise ConfigError(
+            f"--trace-path says nothing of --trace {options.trace}, only of {', '.join(RECORDED)}"
+        )
     bursts = _bursts(options)
     seconds = bursts.even(options.seconds) if bursts else options.seconds
     wanted = max(round(options.request_rate * seconds), 1)
+    if wanted > MOST:
+        raise ConfigError(
+            f"--request-rate {options.request_rate:g} for --seconds {options.seconds:g} makes "
+            f"{wanted:,} requests, and at most {MOST:,} are simulated: lower one of them"
+        )
     made = trees(_workload(options), wanted, options.seed)
     rate = len(made) * options.request_rate / sum(num_turns(each.first) for each in made)
     load = ArrivalOptions(request_rate=rate, burstiness=options.burstiness)

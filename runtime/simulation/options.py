@@ -10,11 +10,14 @@ from typing import Literal
 
 from paged.runtime.bench.options import ArrivalOptions, at_least_0, count, finite, goals_option
 from paged.runtime.bench.options import OutputOptions as BenchOutput
+from paged.runtime.bench.options import seed as seed_of
 from paged.runtime.config import EngineConfig
 from paged.runtime.flags import option, same_option
 from paged.runtime.routing import POLICIES, Policy
 
-TRACES = ("chat", "agents", "random", "file", "log")
+RECORDED = ("file", "log")
+TRACES = ("chat", "agents", "random", *RECORDED)
+_MOST_REPLICAS = 100_000  # a thousand take minutes
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -24,8 +27,10 @@ def counts(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-        if not 1 <= first <= last:
-            raise argparse.ArgumentTypeError(f"must be counts as 8, 1,2,4 or 1-8, got {text!r}")
+        if not 1 <= first <= last <= _MOST_REPLICAS:
+            raise argparse.ArgumentTypeError(
+                f"must be counts as 8, 1,2,4 or 1-8, of at most {_MOST_REPLICAS:,}, got {text!r}"
+            )
         found.update(range(first, last + 1))
     return tuple(sorted(found))
 
@@ -35,7 +40,7 @@ def policies(text: str) -> tuple[Policy, ...]:
     names = tuple(each for name in text.split(",") for each in POLICIES if each == name)
     if len(names) != len(text.split(",")):
         raise argparse.ArgumentTypeError(f"knows {', '.join(POLICIES)}, got {text!r}")
-    return names
+    return tuple(dict.fromkeys(names))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +119,7 @@ class TraceOptions:
     burst_every: float = option(60.0, "From one burst to the next, seconds.", type=finite)
     input_len: int = option(1024, "Prompt tokens of random requests.", type=count)
     output_len: int = option(128, "Tokens that random requests generate.", type=count)
-    seed: int = option(0, "Of the trace and of random routing.", type=int)
+    seed: int = option(0, "Of the trace and of random routing.", type=seed_of)
 
 
 @dataclass(frozen=True, kw_only=True)

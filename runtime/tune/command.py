@@ -20,7 +20,7 @@ from paged.runtime.bench.workloads import BenchRequest, IdRange
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import read_flags
-from paged.runtime.tune.journal import Journal, Task
+from paged.runtime.tune.journal import Journal, Task, kept_alone
 from paged.runtime.tune.levers import LEVERS
 from paged.runtime.tune.options import TuneOptions
 from paged.runtime.tune.page import evidence
@@ -49,10 +49,16 @@ def tune(config: EngineConfig, options: TuneOptions) -> Findings:
     """Search, telling each trial on standard output, and leave what was found in the folder.
 
     Raises:
-        ConfigError, EngineDead: the baseline does not start, or the folder is of another task.
+        ConfigError, EngineDead: the baseline does not start, or the folder is of another task, or
+            another tune is at work there.
     """
     load = _load(config, options)
     folder = Path(options.output_dir).expanduser()
+    with kept_alone(folder):
+        return _tune_in(folder, config, options, load)
+
+
+def _tune_in(folder: Path, config: EngineConfig, options: TuneOptions, load: Load) -> Findings:
     journal = Journal(folder, _task(config, load))
     check_writable(folder / CONFIG, folder / PAGE)
     workbench = Workbench(config, load, journal)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,7 @@ from paged.runtime.tune.levers import Facts, Values
 from paged.runtime.tune.search import Trial
 
 NAME = "runs.jsonl"
+_BEGINNING = b'{"task":'
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -81,7 +86,6 @@ class Journal:
         self._runs: dict[str, list[_Line]] = defaultdict(list)
         self.start: Start | None = None
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             lines = _whole_lines(self._path)
         except OSError as error:
             raise ConfigError(f"--output-dir {folder}: {error.strerror}") from error
@@ -133,15 +137,42 @@ class Journal:
             self._runs[_key(line.values)].append(line)
 
 
+@contextmanager
+def kept_alone(folder: Path) -> Iterator[None]:
+    """A folder, made if there is none, whose journal is this process's alone meanwhile.
+
+    Raises:
+        ConfigError: another tune has it, or it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / NAME).open("ab")
+    except OSError as error:
+        raise ConfigError(f"--output-dir {folder}: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            others = isinstance(error, BlockingIOError)
+            why = "another `paged tune` is at work there" if others else error.strerror
+            raise ConfigError(f"--output-dir {folder}: {why}; give another folder") from error
+        yield
+
+
 def _whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file, if there is one. A last one that a stop cut in two is taken off it."""
+    """The lines of a file, if there is one.
+
+    A last one that a stop or a full disk cut in two is taken off it; the rest is not written again.
+    """
     if not path.exists():
         return []
     text = path.read_bytes()
     whole = text[: text.rfind(b"\n") + 1]
-    if whole != text and whole:
-        path.write_bytes(whole)
-    return text.splitlines() if not whole else whole.splitlines()
+    if not whole and not text.startswith(_BEGINNING):
+        return text.splitlines()  # somebody else's, to be left alone
+    if whole != text:
+        os.truncate(path, len(whole))
+    return whole.splitlines()
 
 
 def _with(trial: Trial, line: _Line) -> Trial:

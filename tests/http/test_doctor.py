@@ -17,7 +17,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from paged.http.cli import main
-from paged.http.doctor import check_port
+from paged.http.doctor import check_keys, check_port
 from paged.http.options import ServeOptions
 from paged.runtime.config import EngineConfig
 from paged.runtime.device_probe import DeviceMemory
@@ -172,6 +172,14 @@ def test_whether_it_fits_the_gpu_that_is_here() -> None:
     assert said(config, [strange])["memory"].status == "ok"
 
 
+def test_a_length_that_the_model_was_not_made_for() -> None:
+    """A start refuses it on any device, so that no GPU is needed to see it."""
+    config = EngineConfig(model=LLAMA, max_model_len=200_000, load_format="dummy")
+    found = said(config)["length"]
+    assert found.status == "wrong"
+    assert "greater than the model's own length of 131072" in found.found
+
+
 def test_models_that_are_not_here() -> None:
     assert said(EngineConfig(model="/no/such/folder"))["model"].status == "wrong"
     assert said(EngineConfig(model="no/such-model"))["model"].status == "warning"
@@ -250,6 +258,19 @@ def test_a_port_that_is_taken() -> None:
     assert found.status == "wrong"
     assert str(port) in found.found
     assert check_port(ServeOptions(host="127.0.0.1", port=0)).status == "ok"
+
+
+def test_keys_and_certificates_that_a_server_could_not_use(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"\xff\x00")
+    for options in (
+        ServeOptions(api_keys_file=str(file)),
+        ServeOptions(ssl_certfile=str(file)),
+        ServeOptions(metrics_need_key=True),
+    ):
+        assert check_keys(options).status == "wrong"
+    assert check_keys(ServeOptions()).found == "everyone who reaches it may ask, by http"
+    assert check_keys(ServeOptions(api_key=("a",))).found.startswith("those who have an API key")
 
 
 def test_a_remedy_stands_with_what_is_wrong() -> None:

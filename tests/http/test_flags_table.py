@@ -388,6 +388,7 @@ def test_help_about_nothing_lists_the_groups(capsys: Capture) -> None:
     line = answer(capsys, "serve", "--help=xyzzy")
     assert "no group, flag or help has that word; the groups are server, access, processes" in line
     assert line.endswith("logging, answers, model, devices, memory, scheduler, compilation")
+    assert answer(capsys, "bench", "--help=xyzzy").endswith("; --help alone shows all")
 
 
 @pytest.mark.parametrize(

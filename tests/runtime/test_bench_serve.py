@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import json
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from paged.http.cli import parse
 from paged.models.loading import resolve_model
 from paged.models.loading.source import embedded_model
 from paged.runtime.bench.arguments import add_arguments, run
@@ -147,7 +149,7 @@ def bench(server: FakeServer, tmp_path: Path, *flags: str) -> tuple[int, dict[st
     parser = argparse.ArgumentParser()
     add_arguments(parser, lambda _: None)
     where = ["--port", str(server.port), "--result-dir", str(tmp_path), "--save-result"]
-    small = ["--num-prompts", "6", "--input-len", "9", "--output-len", "7", "--disable-tqdm"]
+    small = ["--num-prompts", "6", "--random-input-len", "9", "--output-len", "7", "--disable-tqdm"]
     args = parser.parse_args(["serve", *where, *small, "--save-detailed", *flags])
     status = run(args)
     [path] = tmp_path.glob("*.json")
@@ -156,7 +158,7 @@ def bench(server: FakeServer, tmp_path: Path, *flags: str) -> tuple[int, dict[st
 
 def test_a_folder_that_cannot_be_made_is_a_line(server: FakeServer, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="The results cannot be saved"):
+    with pytest.raises(ConfigError, match="--result-dir: "):
         bench(server, tmp_path, "--result-dir", str(tmp_path / "file" / "below"))
 
 
@@ -394,10 +396,61 @@ def test_streams_that_went_wrong(stream: bytes, error: str) -> None:
     assert error in record.error
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("localhost:8000", "ftp://host", "http://", "http://:80", "http://[::1"),
+        *("http://host:99999", "http://host:eighty"),
+    ],
+)
 def test_a_base_url_needs_scheme_and_host(url: str) -> None:
     with pytest.raises(ConfigError, match="--base-url must look like"):
         HttpClient(url, {})
+
+
+@pytest.mark.parametrize(
+    ("flag", "told"),
+    [
+        (["--endpoint", "v1"], "must begin with /, got 'v1'"),
+        (["--extra-body", "[" * 100_000], "must be a JSON object"),
+        (["--seed", "-1"], "must be at least 0"),
+        (["--num-warmups", "-1"], "must be at least 0"),
+        (["--ready-check-timeout-sec", "nan"], "must be at least 0 and finite"),
+        (["--num-prompts", "99999999999"], "must be at most 16,777,216"),
+    ],
+)
+def test_a_flag_that_cannot_be_is_a_line(
+    flag: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(["bench", "serve", *flag])
+    [line] = capsys.readouterr().err.splitlines()
+    assert told in line
+
+
+def test_a_server_that_hangs_up_early_leaves_no_failure_behind() -> None:
+    """A connection that is closed when it is to be used again has nobody to tell of its end."""
+    unheard: list[dict[str, Any]] = []
+
+    async def brief(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc")
+        writer.close()
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: unheard.append(what))
+        async with await asyncio.start_server(brief, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            with closing(HttpClient(f"http://127.0.0.1:{port}", {})) as client:
+                for _ in range(2):
+                    assert (await client.get("/")).body == b"abc"
+                    for connection in client._idle:
+                        connection.abort()  # as when the end is seen, and not yet told
+        await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    gc.collect()
+    assert unheard == []
 
 
 def test_a_body_may_end_with_the_connection() -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,14 @@ def test_custom_lines_are_texts_or_ids(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [('{"prompt": "a"', "neither a JSON list nor JSON lines"), ("[{}]", "not a ShareGPT file")],
+    [
+        ('{"prompt": "a"', "neither a JSON list nor JSON lines"),
+        ("[" * 100_000, "neither a JSON list nor JSON lines"),
+        ("[{}]", "not a ShareGPT file"),
+        ('[{"conversations": 5}]', "not a ShareGPT file"),
+        ('[{"conversations": [1, 2]}]', "not a ShareGPT file"),
+        ('[{"conversations": [{}, {}]}]', 'a turn has no "value"'),
+    ],
 )
 def test_files_that_cannot_be_read_are_named(tmp_path: Path, content: str, told: str) -> None:
     path = tmp_path / "broken.json"
@@ -201,8 +209,32 @@ def test_flags_select_a_baseline() -> None:
     assert digest(requests) == MEASURED["B4"][1]
     with pytest.raises(ConfigError, match="needs --workload"):
         select(dataset_name="baseline")
-    with pytest.raises(ConfigError, match="has lengths of its own"):
-        select(dataset_name="baseline", workload="B1", input_len=5)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"dataset_name": "baseline", "workload": "B1", "input_len": 5},
+        {"dataset_name": "lognormal", "output_len": 5},
+        {"dataset_name": "prefix_tree", "input_len": 5},
+        {"dataset_name": "custom", "dataset_path": "a.jsonl", "input_len": 5},
+        {"dataset_name": "log", "dataset_path": "a.jsonl", "output_len": 5},
+        {"dataset_path": "a.jsonl"},
+        {"workload": "B1"},
+    ],
+)
+def test_a_flag_that_says_nothing_of_the_dataset_is_refused(flags: dict[str, Any]) -> None:
+    """It would measure something else than was asked for."""
+    with pytest.raises(ConfigError, match=r"^--\S+ says nothing of --dataset-name "):
+        select(**flags)
+
+
+def test_lengths_that_no_machine_holds() -> None:
+    with pytest.raises(ConfigError, match="at most 16,777,216 tokens, got 99,999,999,999"):
+        select(num_prompts=1, input_len=99_999_999_999)
+    for sigma in (math.nan, 1e300):
+        with pytest.raises(ConfigError, match="sigma from 0 to 10"):
+            select(dataset_name="lognormal", lognormal_sigma=sigma)
 
 
 def test_short_flags_win_over_those_of_random() -> None:

@@ -203,6 +203,26 @@ def test_compare_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert page.read_text().count("<polyline") > 4
 
 
+def test_results_that_have_nothing_in_common(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, steps = tmp_path / "runs.json", tmp_path / "steps.json"
+    write_result(a_result(a_run("x"), a_run("y")), runs)
+    write_result(replace(a_result(), steps=STEPS), steps)
+    assert main(["bench", "--compare", str(runs), str(steps)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Nothing can be compared: runs is of " in captured.err
+    assert "with 0 steps and the runs x, y" in captured.err
+
+
+def test_a_trace_folder_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Told before an engine starts."""
+    (tmp_path / "file").touch()
+    assert main(["bench", "profile", "--trace-dir", str(tmp_path / "file")]) == 2
+    assert "file: File exists" in capsys.readouterr().err
+
+
 def test_bench_alone_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench"]) == 2
     assert "throughput|latency|profile|steps|serve|prefix|mixed" in capsys.readouterr().err

@@ -48,9 +48,17 @@ def test_a_length_alone_becomes_random_ids(tmp_path: Path) -> None:
         ('{"output_tokens": 2}', 'request 1 needs "prompt"'),
         ('{"prompt": ["a", 2], "output_tokens": 2}', 'request 1 needs "prompt"'),
         ('{"prompt": [1, -2], "output_tokens": 2}', 'request 1 needs "prompt"'),
+        (r'{"prompt": "\ud800", "output_tokens": 2}', 'request 1 needs "prompt"'),
         ('{"prompt": "a"}', 'request 1 needs "output_tokens"'),
         ('{"prompt": "a", "output_tokens": 2, "arrival": -1}', 'needs an "arrival" .* got -1'),
         ('{"prompt": "a", "output_tokens": 2, "priority": "x"}', "whole number .* got 'x'"),
+        ('{"prompt": "a", "output_tokens": true}', 'needs "output_tokens" .* got True'),
+        ('{"prompt": "a", "output_tokens": 99999999999}', "from 1 to 16,777,216"),
+        ('{"input_tokens": 99999999999, "output_tokens": 2}', "at most 16,777,216 tokens"),
+        ("5", "request 1 is no JSON object: 5"),
+        ("[[1]]", "request 1 is no JSON object"),
+        ("[" * 100_000, "neither a JSON list nor JSON lines"),
+        ("1" * 5000, "neither a JSON list nor JSON lines"),
         ("", "holds 0 usable prompts"),
     ],
 )
@@ -58,6 +66,13 @@ def test_a_line_that_is_no_request_is_named(tmp_path: Path, line: str, told: str
     path = tmp_path / "load.jsonl"
     path.write_text(line + "\n")
     with pytest.raises(ConfigError, match=told):
+        read_workload(path)
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "load.jsonl"
+    path.write_bytes(b"\xff\x00\xfe")
+    with pytest.raises(ConfigError, match="neither a JSON list nor JSON lines"):
         read_workload(path)
 
 
@@ -102,7 +117,9 @@ def test_a_file_that_is_not_there_is_named_and_no_flag_of_another_command(
 
 def test_a_log_without_requests_says_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
-    path.write_text("INFO ready\n")
+    impossible = [logged(4, 9, 10, 8), logged(4, -9, -10, 8)]
+    impossible.append(logged(4, 9, 0, 8).replace("500.0", "NaN"))
+    path.write_text("\n".join(["INFO ready", "[" * 100_000, *impossible]))
     with pytest.raises(ConfigError, match="--enable-log-requests and --log-format json"):
         read_log(path, ids=IdRange(), seed=0)
 
@@ -112,3 +129,5 @@ def test_requests_come_when_their_file_says_unless_there_is_a_rate() -> None:
     rated = moments(REQUESTS, ArrivalOptions(request_rate=3.0), 0)
     assert rated[-1] == pytest.approx(1.0)
     assert np.all(np.diff(rated) >= 0)
+    with pytest.raises(ConfigError, match="--burstiness 1e-09 leaves no time between requests"):
+        moments(REQUESTS, ArrivalOptions(request_rate=3.0, burstiness=1e-9), 0)

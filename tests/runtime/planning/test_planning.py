@@ -220,6 +220,7 @@ def test_what_cannot_be_planned_is_one_line(capsys: Capture) -> None:
     for argv, word in [
         ((LLAMA,), "--gpu names the GPU"),
         ((LLAMA, "--gpu", "H200", "--input-len", "0"), "--input-len must be at least 1"),
+        ((LLAMA, "--gpu", "H200", "--input-len", "1" * 20), "at most 16,777,216, got 11,111,111"),
         ((LLAMA, "--gpu", "H200", "-tp", "3"), "Use 1 or 2 or 4"),
         ((LLAMA, "--gpu", "H200", "--svg", "/no/such/folder/a.svg"), "--svg"),
         (("no/such-model", "--gpu", "H200"), "nothing is fetched here"),

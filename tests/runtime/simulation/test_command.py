@@ -128,8 +128,15 @@ def test_steps_that_were_measured_are_used(capsys: Capture, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--replicas", "0"), "must be counts as 8, 1,2,4 or 1-8, got '0'"),
+        (("--replicas", "0"), "must be counts as 8, 1,2,4 or 1-8, of at most 100,000, got '0'"),
         (("--replicas", "3-1"), "got '3-1'"),
+        (("--replicas", "1-999999999"), "of at most 100,000, got '1-999999999'"),
+        (("--max-replicas", "2", "--replicas", "1-3"), "at least --replicas (3), got 2"),
+        (("--seed", "-1"), "--seed: must be at least 0"),
+        (("--seconds", "1e308"), "--seconds: must be at most 1e+09, got 1e308"),
+        (("--seconds", "1e8", "--request-rate", "1e8"), "at most 16,777,216 are simulated"),
+        (("--num-pages", "99999999999"), "--num-pages: must be at most 16,777,216"),
+        (("--trace-path", "load.jsonl"), "--trace-path says nothing of --trace chat"),
         (("--routing", "prefix,best"), "knows prefix, least_loaded, random, got 'prefix,best'"),
         (("--step-times", "nobody"), "must be h200-llama-3.1-8b-bf16 or a file"),
         (("--trace", "log"), "--trace log needs --trace-path"),
@@ -143,6 +150,21 @@ def test_steps_that_were_measured_are_used(capsys: Capture, tmp_path: Path) -> N
 )
 def test_a_mistake_is_a_line(capsys: Capture, flags: tuple[str, ...], words: str) -> None:
     assert words in complaint(capsys, *flags)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\x00", b"[" * 100_000, b"[5]", b"1" * 5000])
+@pytest.mark.parametrize("flags", [("--trace", "file", "--trace-path"), ("--step-times",)])
+def test_a_file_that_is_something_else_is_a_line(
+    capsys: Capture, tmp_path: Path, flags: tuple[str, ...], content: bytes
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    assert str(file) in complaint(capsys, *flags, str(file))
+
+
+def test_a_policy_that_is_named_twice_is_simulated_once(capsys: Capture) -> None:
+    lines = simulate(capsys, "--routing", "prefix,prefix", "--replicas", "1,2")
+    assert sum(line.split()[1:2] == ["prefix"] for line in lines) == 2
 
 
 def test_no_device_is_touched() -> None:

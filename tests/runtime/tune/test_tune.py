@@ -12,7 +12,8 @@ import pytest
 from paged.http.cli import main, parse
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.config import EngineConfig
-from paged.runtime.tune.journal import NAME, Journal, Task
+from paged.runtime.errors import ConfigError
+from paged.runtime.tune.journal import NAME, Journal, Task, kept_alone
 from paged.runtime.tune.report import PAGE, Findings, as_flags, summary
 from paged.runtime.tune.search import Trial, Verdict
 from tests.runtime.fakes import write_model
@@ -109,7 +110,7 @@ def test_nothing_is_tried_whose_outcome_has_no_place(
     (tmp_path / PAGE).mkdir()
     assert tune(tmp_path) == 2
     assert f"{PAGE}: it is a folder" in capsys.readouterr().err
-    assert not (tmp_path / NAME).exists()
+    assert (tmp_path / NAME).read_bytes() == b""
 
 
 def test_a_folder_is_of_one_task(
@@ -175,7 +176,43 @@ def test_a_baseline_that_cannot_serve_the_workload(
     assert line.startswith("paged: error: the baseline fails: 6 of 6 requests failed")
 
 
-def test_a_journal_that_is_none(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_text("a shopping list\n")
-    with pytest.raises(Exception, match=r"no journal of `paged tune`"):
+def test_a_folder_is_of_one_process(
+    tune: Tune, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (folder / NAME).read_bytes()
+    with kept_alone(folder):
+        assert tune(folder, "--max-runs=3", "--slo=ttft=60s,tpot=10s", "--margin=0.99") == 2
+    assert "another `paged tune` is at work there" in capsys.readouterr().err
+    assert (folder / NAME).read_bytes() == before
+    with kept_alone(folder):  # it is free again
+        pass
+
+
+def test_a_folder_that_is_a_file(
+    tune: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert tune(tmp_path / "file") == 2
+    assert "file: File exists" in capsys.readouterr().err
+
+
+def test_a_seed_that_draws_nothing(
+    tune: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tune(tmp_path, "--seed=-1") == 2
+    assert "--seed is of prompts here, too, and must be at least 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["a shopping list\n", "a shopping list", "{}\n"])
+def test_a_journal_that_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / NAME).write_text(text)
+    with pytest.raises(ConfigError, match=r"no journal of `paged tune`"):
         Journal(tmp_path, Task(None, {}, "", {}))
+    assert (tmp_path / NAME).read_text() == text
+
+
+def test_a_journal_that_was_cut_in_its_first_line_begins_anew(tmp_path: Path) -> None:
+    """As a full disk leaves it."""
+    (tmp_path / NAME).write_bytes(b'{"task":{"model":"mod')
+    assert Journal(tmp_path, Task(None, {}, "", {})).start is None
+    assert (tmp_path / NAME).read_bytes() == b""
