@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -191,16 +192,18 @@ def test_a_share_is_told_to_jax_and_nobody_else(
     monkeypatch: pytest.MonkeyPatch, users: str | None
 ) -> None:
     seen: list[dict[str, str]] = []
+    device = SimpleNamespace(process_index=0)
 
-    def note() -> list[str]:
+    def note() -> list[SimpleNamespace]:
         seen.append({name: os.environ[name] for name in MEMORY_FRACTIONS if name in os.environ})
-        return ["device"]
+        return [device]
 
     monkeypatch.setattr(jax, "local_devices", note)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
     if users:
         monkeypatch.setenv(users, "0.5")
     before = dict(os.environ)
-    assert claim_devices(EngineConfig(gpu_memory_utilization=0.3)) == ("device",)
+    assert claim_devices(EngineConfig(gpu_memory_utilization=0.3)) == (device,)
     assert seen == [{users: "0.5"} if users else {MEMORY_FRACTIONS[0]: "0.3"}]
     assert dict(os.environ) == before
 
