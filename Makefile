@@ -45,9 +45,13 @@ help:
 serve: $(RUN)
 	@exec $(BIN)/paged serve --port $(PORT) $(or $(ARGS),--host 127.0.0.1)
 
+# Some waits are in C, where pytest's own limit does not reach: the process that is stuck in one ends,
+# and another goes on with the other tests. (Slow tests may take longer.)
+UNSTICK := -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
+
 test: lint
 	@echo "==> pytest (some minutes, in two processes)"
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not gpu and not clients and not browser and not ray"
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal $(UNSTICK) -m "not slow and not gpu and not clients and not browser and not ray"
 
 test-slow: lint
 	@echo "==> pytest, slow tests included"
