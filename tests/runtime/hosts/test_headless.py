@@ -27,15 +27,21 @@ class Enough(Exception):
     """The test has seen what it wanted."""
 
 
-def test_it_joins_again_whenever_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    delays: list[float] = []
+@pytest.fixture
+def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that it waits between two tries; the second wait ends it."""
+    waited: list[float] = []
 
     def sleep(seconds: float) -> None:
-        delays.append(seconds)
-        if len(delays) == 2:
+        waited.append(seconds)
+        if len(waited) == 2:
             raise Enough
 
     monkeypatch.setattr(headless, "sleep", sleep)
+    return waited
+
+
+def test_it_joins_again_whenever_it_has_ended(delays: list[float]) -> None:
     ready: list[bool] = []
     with pytest.raises(Enough):
         serve_headless(CONFIG, lambda: ready.append(True), ("-c", PROGRAM.format("Joined()")))
@@ -43,15 +49,7 @@ def test_it_joins_again_whenever_it_has_ended(monkeypatch: pytest.MonkeyPatch) -
     assert delays == [0.5, 0.5]
 
 
-def test_it_waits_longer_each_time_that_it_could_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    delays: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        delays.append(seconds)
-        if len(delays) == 2:
-            raise Enough
-
-    monkeypatch.setattr(headless, "sleep", sleep)
+def test_it_waits_longer_each_time_that_it_could_not_load(delays: list[float]) -> None:
     program = ("-c", PROGRAM.format("Failed.of(EngineDead('rank 0 is gone'))"))
     with pytest.raises(Enough):
         serve_headless(CONFIG, lambda: None, program)

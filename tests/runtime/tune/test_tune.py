@@ -16,20 +16,10 @@ from paged.runtime.errors import ConfigError
 from paged.runtime.tune.journal import NAME, Journal, Task, kept_alone
 from paged.runtime.tune.report import PAGE, Findings, as_flags, summary
 from paged.runtime.tune.search import Trial, Verdict
+from tests.runtime.bench.conftest import MODEL
 from tests.runtime.fakes import write_model
 
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 300,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
-    "eos_token_id": 256,
-}
+SMALL = MODEL | {"num_hidden_layers": 1, "max_position_embeddings": 256}
 REQUESTS = [{"input_tokens": 20 + each, "output_tokens": 4} for each in range(6)]
 
 Tune = Callable[..., int]
@@ -38,7 +28,7 @@ Tune = Callable[..., int]
 @pytest.fixture(scope="session")
 def tune(tmp_path_factory: pytest.TempPathFactory) -> Tune:
     """Runs `paged tune` on the requests, in a folder."""
-    model = write_model(tmp_path_factory.mktemp("tiny"), MODEL)
+    model = write_model(tmp_path_factory.mktemp("tiny"), SMALL)
     jit = tmp_path_factory.mktemp("jit")
     workload = tmp_path_factory.mktemp("load") / "requests.jsonl"
     workload.write_text("".join(json.dumps(each) + "\n" for each in REQUESTS))
