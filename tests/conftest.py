@@ -1,5 +1,6 @@
 """Settings that every test runs under: no GPU unless asked for, and no network."""
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -50,6 +51,17 @@ def hears_interrupts() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def loggers_of_a_new_process() -> None:
+    """Commands set how much is told: what one test ran in this process must not decide what the
+    next one hears. (Set up here, not restored afterwards: fixtures of modules run commands, too.)
+    """
+    for name in ("paged", "uvicorn", "uvicorn.access", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.NOTSET)
+        logger.filters.clear()
 
 
 @pytest.fixture(autouse=True)

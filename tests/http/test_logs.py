@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -15,18 +14,6 @@ from tests.http.fakes import FakeEngine
 ACCESS, ERROR = logging.getLogger("uvicorn.access"), logging.getLogger("uvicorn.error")
 
 IDLE = FakeEngine().stats()
-
-
-@pytest.fixture(autouse=True)
-def loggers_as_before() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("paged", "uvicorn")]
-    levels = [logger.level for logger in loggers]
-    filters = [list(logger.filters) for logger in (ACCESS, ERROR)]
-    yield
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
-    for logger, before in zip((ACCESS, ERROR), filters, strict=True):
-        logger.filters[:] = before
 
 
 def test_uvicorn_tells_only_of_trouble(caplog: pytest.LogCaptureFixture) -> None:
