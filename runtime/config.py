@@ -110,7 +110,7 @@ class EngineConfig:
     pipeline_parallel_size: int = option(
         1,
         "Stages that the layers are divided into, each on --tensor-parallel-size devices of its "
-        "own. For room, not for speed: they take turns.",
+        "own, each at work on another step.",
         also=("-pp",),
     )
     data_parallel_size: int = option(

@@ -2,7 +2,7 @@
 
 One thread drives it: `add` and `abort` between steps, `step` over and over while there is work.
 Each `step` schedules and enqueues the next step first and reads the one before it then, so that the
-device never waits for the host.
+device never waits for the host; with a device in stages, the one as many steps before.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class EngineCore:
         self._requests: dict[str, LiveRequest] = {}
         self._owner: dict[Sequence, Owner] = {}
         self._in_flight: deque[InFlight] = deque()
+        self._num_stages = scheduling.num_stages
         self._grammars = Grammars(
             partial(load_tokenizer, config, source), self.vocab_size, self._eos
         )
@@ -180,7 +181,9 @@ class EngineCore:
             plan = self._scheduler.schedule()
             if plan is not None:
                 self._launch(plan, news)
-            if self._in_flight and (plan is None or len(self._in_flight) > 1):
+            else:
+                self._runner.drain()
+            if self._in_flight and (plan is None or len(self._in_flight) > self._num_stages):
                 news += self._read(self._in_flight.popleft())
             self._record.end()
             return news
@@ -376,11 +379,13 @@ class EngineCore:
         """Enqueue a step with rows whose grammars say what may come next.
 
         That takes their last tokens, so the step before is read first. Meanwhile the device runs
-        this one: only the choice of its tokens waits.
+        this one: only the choice of its tokens waits. (All of it, where the device is in stages: a
+        step that has begun moves on with those before it.)
         """
+        if self._num_stages > 1:
+            news += self._read_all()
         started = self._runner.start(plan)
-        while self._in_flight:
-            news += self._read(self._in_flight.popleft())
+        news += self._read_all()
         if rows := guided_rows(plan, self._owner):  # those that have not ended just now
             masks = self._grammars.masks([each.guide for each in rows])
             for (row, owner, _), end in stuck_rows(rows, masks):  # what is chosen there is dropped
@@ -393,6 +398,14 @@ class EngineCore:
         """End a sequence for what its grammar says."""
         self._scheduler.finish([sequence.sequence_id], reason)
         self._forget(sequence)
+
+    def _read_all(self) -> list[SequenceOutput]:
+        news: list[SequenceOutput] = []
+        if self._in_flight:
+            self._runner.drain()
+        while self._in_flight:
+            news += self._read(self._in_flight.popleft())
+        return news
 
     def _read(self, step: InFlight) -> list[SequenceOutput]:
         result = self._record.read(step)

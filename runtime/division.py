@@ -94,6 +94,7 @@ def scheduler_config(config: EngineConfig, shapes: StepShapes) -> SchedulerConfi
             share=config.short_request_share,
             most_long=config.max_long_partial_prefills,
         ),
+        num_stages=config.pipeline_parallel_size,
     )
 
 

@@ -1,4 +1,4 @@
-"""Stages of a model one after the other, as one device.
+"""Stages of a model one after the other, as one device that works on a step in each of them.
 
 Each stage has programs of its own, for its own devices. What it makes of a step goes to the next by
 a small program that both run, and the tokens that the last one chooses go back to the first. Where
@@ -8,7 +8,10 @@ from the calls (see `paged.runtime.hosts`).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -22,8 +25,8 @@ from paged.runtime.buckets import Bucket
 from paged.runtime.lowering import Key
 from paged.runtime.placement import own_devices
 from paged.runtime.programs import all_jobs, relay_shape
-from paged.runtime.step_device import HostArray, StepDevice
-from paged.runtime.steps import StepShapes
+from paged.runtime.step_device import GIVING, HostArray, Result, StepDevice
+from paged.runtime.steps import ForwardOut, StepShapes
 
 _STAGE = "stage"
 _TO_ALL = ("copy_pages", "update_tables")
@@ -107,8 +110,45 @@ class Hop:
         return jax.make_array_from_single_device_arrays(own[0].shape, self._there, own)
 
 
+@dataclass
+class _Call:
+    """A call that some stage makes when the step comes to it.
+
+    Attributes:
+        result: what the host waits for, if anything.
+        made: the same on the devices that make it.
+    """
+
+    key: Key
+    inputs: tuple[HostArray, ...]
+    result: Result | None
+    made: Any = None
+
+
+@dataclass
+class _Wave:
+    """A step on its way through the stages, with all that is called for its sake.
+
+    Attributes:
+        forward: the key of its layers; None while they have not been called.
+        relay: what the next stage goes on from, if it or the one before is here.
+        sampling: see `ForwardOut`; there where the first stage is.
+    """
+
+    calls: list[_Call] = field(default_factory=list)
+    forward: Key | None = None
+    relay: Any = None
+    sampling: Any = None
+
+
 class Pipeline:
-    """A `Device` made of stages.
+    """A `Device` made of stages, each of which works on another step.
+
+    A step moves on by one stage when the next one is called, or with "drain" through all that are
+    left: its results are enqueued when it leaves the last one. Every stage makes the calls of a
+    step, those before its layers included, when the step comes to it: so each sees all steps in
+    their order. Tokens are back at the first stage before it begins the step that is called as
+    many steps later as there are stages, and not sooner.
 
     Args:
         own: the stages of this process, by their index.
@@ -120,31 +160,31 @@ class Pipeline:
         self, own: Mapping[int, StepDevice], shapes: Sequence[StepShapes], last_params: Any
     ) -> None:
         self._own = own
-        first = next(iter(own.values()))
-        self.shapes, self.params = first.shapes, first.params
-        self.programs, self.cache = first.programs, first.cache
-        self._number = len(shapes)
-        self._first, self._last = own.get(0), own.get(self._number - 1)
+        some = next(iter(own.values()))
+        self.shapes, self.params = some.shapes, some.params
+        self.programs, self.cache = some.programs, some.cache
         forward = {("forward", each): _relay(shapes[0], each) for each in self.shapes.buckets.all()}
-        self._onward = [
-            _hop(shapes[index], shapes[index + 1], forward) for index in range(self._number - 1)
-        ]
+        self._onward = [_hop(*pair, forward) for pair in pairwise(shapes)]
         self._back = _hop(shapes[-1], shapes[0], _results(shapes[-1], last_params))
+        self._called = _Wave()
+        # What each stage but the first works on next: the newest step first.
+        self._line: deque[_Wave | None] = deque([None] * len(self._onward))
 
-    def call(self, key: Key, *inputs: HostArray) -> Any:
+    def call(self, key: Key, *inputs: HostArray) -> Result | None:
         """See `Device`. Results are there where the first stage is."""
+        if key[0] == "drain":
+            self._drain()
+            return None
+        if key[0] == "forward" and self._called.forward is not None:
+            self._called = _Wave()  # no token of that step was wanted
+        wave = self._called
+        result = Result() if key[0] in GIVING else None
+        wave.calls.append(_Call(key, inputs, result))
         if key[0] == "forward":
-            return self._forward(key, *inputs)
-        if key[0] in _TO_ALL:
-            for stage in self._own.values():
-                stage.call(key, *inputs)
-            return None
-        made = None if self._last is None else self._last.call(key, *inputs)
-        if key[0] not in ("sample", "score") or self._back is None:
-            return None
-        result = self._back(key, made)
-        if key[0] == "sample" and self._first is not None:
-            self._first.take(result.tokens)
+            wave.forward = key
+            self._move_on(wave)
+        elif key[0] == "sample":
+            self._called = _Wave()
         return result
 
     def explain(self, error: Exception) -> str:
@@ -161,17 +201,50 @@ class Pipeline:
         for stage in self._own.values():
             stage.close()
 
-    def _forward(self, key: Key, *inputs: HostArray) -> Any:
-        """Enqueue a step's layers, stage by stage."""
-        out, relay = None, None
-        for index in range(self._number):
-            if index in self._own:
-                received = () if index == 0 else (relay,)
-                out = self._own[index].forward(key, *inputs, *received)
-                relay = out.relay
-            hop = self._onward[index] if index < self._number - 1 else None
-            relay = None if hop is None else hop(key, relay if index in self._own else None)
-        return out
+    def _drain(self) -> None:
+        while any(self._line):
+            self._move_on(None)
+        if self._called.forward is not None:
+            self._called = _Wave()
+
+    def _move_on(self, wave: _Wave | None) -> None:
+        """Have every stage enqueue its part of its step, then all steps move on by one.
+
+        What moves ties two stages together, and is enqueued in the same order by all of them.
+        """
+        at = [wave, *self._line]
+        for index, stage in self._own.items():
+            if (each := at[index]) is not None:
+                self._make_calls(index, stage, each)
+        for index, hop in enumerate(self._onward):
+            if hop is not None and (each := at[index]) is not None and each.forward is not None:
+                each.relay = hop(each.forward, each.relay if index in self._own else None)
+        if (done := at.pop()) is not None and self._back is not None:
+            self._give_back(self._back, done)
+        self._line = deque(at)
+
+    def _make_calls(self, index: int, stage: StepDevice, wave: _Wave) -> None:
+        is_last = index == len(self._onward)
+        for call in wave.calls:
+            if call.key[0] == "forward":
+                received = () if index == 0 else (wave.relay,)
+                out: ForwardOut = stage.enqueue(call.key, *call.inputs, *received)
+                wave.relay = out.relay
+                if index == 0:
+                    wave.sampling = out.sampling
+            elif is_last or call.key[0] in _TO_ALL:
+                call.made = stage.enqueue(call.key, *call.inputs)
+
+    def _give_back(self, back: Hop, wave: _Wave) -> None:
+        """Enqueue the way of what the last stage has made to the first one."""
+        for call in wave.calls:
+            if call.result is None:
+                continue
+            arrived = back(call.key, call.made)
+            if 0 in self._own:
+                call.result.come(arrived)
+                if call.key[0] == "sample":
+                    self._own[0].take(arrived.tokens, wave.sampling)
 
 
 def _hop(source: StepShapes, target: StepShapes, kinds: Mapping[Key, Any]) -> Hop | None:
@@ -192,7 +265,7 @@ def _results(shapes: StepShapes, params: Any) -> dict[Key, Any]:
     """What the last stage makes for the host, by the calls that it makes it at."""
     results = {}
     for key, job in all_jobs(shapes, params):
-        if key[0] in ("sample", "score"):
+        if key[0] in GIVING:
             out = jax.eval_shape(job.function, *job.args)
             results[key] = out[2] if key[0] == "sample" else out
     return {key: jax.tree.map(_bare, each) for key, each in results.items()}

@@ -122,7 +122,7 @@ def call_keys(shapes: StepShapes) -> tuple[Key, ...]:
         *(("score", size) for size in buckets.scoring),
         *(("sample", rows, mode) for mode in SamplingMode for rows in buckets.sampling),
         *(("copy_pages",), ("update_tables",)),
-        *(("load_history",), ("load_rules",), ("load_masks",)),
+        *(("load_history",), ("load_rules",), ("load_masks",), ("drain",)),
     )
 
 

@@ -21,11 +21,12 @@ from paged.runtime.fingerprint import fingerprint
 from paged.runtime.host_store import HostStore
 from paged.runtime.kept_files import source_digest
 from paged.runtime.load_costs import LoadCosts, load_costs
+from paged.runtime.lowering import Key
 from paged.runtime.plan import PageCopy, Row, StepPlan
 from paged.runtime.sampler import EVERY_TOKEN, SamplingMode, TokenLogprobs, num_words
 from paged.runtime.sampling_params import SamplingParams
 from paged.runtime.sequence import Sequence
-from paged.runtime.step_device import Device
+from paged.runtime.step_device import Device, Result
 from paged.runtime.steps import (
     COPY_ROOM,
     HISTORY_ROOM,
@@ -33,7 +34,6 @@ from paged.runtime.steps import (
     MOST_MOVED,
     NUM_RULES,
     UPDATE_ROOM,
-    ForwardOut,
     Sampled,
 )
 
@@ -120,7 +120,7 @@ class Started:
     bucket: Bucket
     launch_time: float
     slots: NDArray[np.int32]
-    prompt_logprobs: TokenLogprobs | None
+    prompt_logprobs: Result | None
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ class InFlight:
     plan: StepPlan
     bucket: Bucket
     launch_time: float
-    sampled: Sampled
-    prompt_logprobs: TokenLogprobs | None
+    sampled: Result
+    prompt_logprobs: Result | None
 
     @property
     def age(self) -> float:
@@ -144,8 +144,11 @@ class InFlight:
 
     def read(self) -> StepResult:
         """Wait for the step. Raises what the device raised."""
-        tokens = np.asarray(self.sampled.tokens)
-        logprobs, prompt_logprobs = jax.device_get((self.sampled.logprobs, self.prompt_logprobs))
+        sampled: Sampled | None = self.sampled.arrays
+        assert sampled is not None, "a step is read when it has gone through all stages"
+        tokens = np.asarray(sampled.tokens)
+        scored = self.prompt_logprobs and self.prompt_logprobs.arrays
+        logprobs, prompt_logprobs = jax.device_get((sampled.logprobs, scored))
         return StepResult(tokens, logprobs, prompt_logprobs)
 
 
@@ -165,6 +168,7 @@ class StepRunner:
         self._scoring: set[int] = set()
         self._ruled: set[int] = set()
         self._masked: set[int] = set()
+        self._has_waves = False
         if jax.default_backend() != "cpu":
             self._run_each_step_once()
         sharding = device.cache.layers[0].values.sharding
@@ -247,11 +251,17 @@ class StepRunner:
         self.move(plan.moves)
         self._copy_pages(plan.copies)
         packed = pack(plan, layout, self._sampling)
-        self._device.call(("forward", bucket), packed)
+        self._forward(bucket, packed)
         launch_time = time.perf_counter()
         prompt_logprobs = self._score(plan, bucket) if scores else None
         slots = layout.slots(packed, len(plan.rows))
         return Started(plan, bucket, launch_time, slots, prompt_logprobs)
+
+    def drain(self) -> None:
+        """Have a device of stages enqueue all that is left of the steps that were finished."""
+        if self._has_waves:
+            self._device.call(("drain",))
+            self._has_waves = False
 
     def load_masks(self, slots: list[int], masks: NDArray[np.int32]) -> None:
         """Say which tokens may come next in slots that have a grammar: masks [len(slots), W]."""
@@ -267,10 +277,7 @@ class StepRunner:
     def finish(self, step: Started) -> InFlight:
         """Enqueue the choice of a started step's tokens. Steps are finished in their order."""
         sampled = self._sample(step.slots)
-        result = InFlight(step.plan, step.bucket, step.launch_time, sampled, step.prompt_logprobs)
-        for array in jax.tree.leaves((result.sampled, result.prompt_logprobs)):
-            array.copy_to_host_async()
-        return result
+        return InFlight(step.plan, step.bucket, step.launch_time, sampled, step.prompt_logprobs)
 
     def _run_each_step_once(self) -> None:
         """Run every step without any row: a GPU takes up to 0.2 s to prepare a program's first."""
@@ -278,33 +285,44 @@ class StepRunner:
             self._run_empty(bucket)
         for mode in SamplingMode:
             for rows in self.shapes.buckets.sampling:
+                self._run_empty(self.shapes.buckets.all()[-1])
                 self._device.call(("sample", rows, mode))
+        self.drain()
         self._device.wait()
 
-    def _run_empty(self, bucket: Bucket) -> ForwardOut:
+    def _run_empty(self, bucket: Bucket) -> None:
         """Enqueue a step without any row, which takes the time of a full one but for attention."""
         nothing = StepPlan(rows=(), admitted=(), page_updates=(), copies=())
-        packed = pack(nothing, self.shapes.layout(bucket), self._sampling)
-        out: ForwardOut = self._device.call(("forward", bucket), packed)
-        return out
+        self._forward(bucket, pack(nothing, self.shapes.layout(bucket), self._sampling))
+
+    def _forward(self, bucket: Bucket, packed: NDArray[np.int32]) -> None:
+        self._has_waves = self.shapes.stage is not None
+        self._device.call(("forward", bucket), packed)
 
     def _time_step(self, bucket: Bucket) -> float:
         """Seconds that a step without any row takes."""
         started = time.perf_counter()
-        jax.block_until_ready(self._run_empty(bucket))
+        self._run_empty(bucket)
+        self.drain()
+        self._device.wait()
         return time.perf_counter() - started
 
-    def _sample(self, slots: NDArray[np.int32]) -> Sampled:
+    def _sample(self, slots: NDArray[np.int32]) -> Result:
         """Enqueue the choice of a token for each row; `slots` are the rows'."""
         mode = SamplingMode(int(self._modes[slots].max()))
         rows = self.shapes.buckets.sampling_rows(len(slots))
-        sampled: Sampled = self._device.call(("sample", rows, mode))
-        return sampled
+        return self._given(("sample", rows, mode))
+
+    def _given(self, key: Key, *inputs: NDArray[np.int32]) -> Result:
+        """Enqueue what gives a result."""
+        result = self._device.call(key, *inputs)
+        assert result is not None, "it makes something for the host"
+        return result
 
     def _scores_prompt(self, row: Row) -> bool:
         return row.slot in self._scoring and row.start + 1 < len(row.sequence.prompt)
 
-    def _score(self, plan: StepPlan, bucket: Bucket) -> TokenLogprobs:
+    def _score(self, plan: StepPlan, bucket: Bucket) -> Result:
         """Score every token of the step by the one that follows it in its prompt."""
         targets = np.zeros(bucket.num_tokens, np.int32)
         begin = 0
@@ -312,8 +330,7 @@ class StepRunner:
             following = row.sequence.prompt[row.start + 1 : row.start + 1 + row.length]
             targets[begin : begin + len(following)] = following
             begin += row.length
-        scores: TokenLogprobs = self._device.call(("score", bucket.num_tokens), targets)
-        return scores
+        return self._given(("score", bucket.num_tokens), targets)
 
     def _make_room(self, plan: StepPlan, room: int) -> StepPlan:
         """Send page updates that a step has no room for ahead of it."""

@@ -48,6 +48,8 @@ class SchedulerConfig:
         windows: of the groups of layers.
         load_costs: of pages in host memory.
         lanes: how short and long ones share steps, under the policy "lanes".
+        num_stages: steps that the device works on at a time. So many steps lie between two in which
+            a sequence gets a token, and each has its share of those that decode.
     """
 
     max_num_seqs: int
@@ -60,6 +62,7 @@ class SchedulerConfig:
     windows: Windows = (None,)
     load_costs: LoadCosts = FREE
     lanes: Lanes = DEFAULT_LANES
+    num_stages: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_num_seqs <= self.max_num_batched_tokens:
@@ -123,6 +126,7 @@ class Scheduler:
         self._running = Line(ORDERS[config.policy])
         self._waiting = WaitingLine(ORDERS[config.policy])
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))  # a stack: 0 goes first
+        self._step = 0
 
     @property
     def has_work(self) -> bool:
@@ -226,7 +230,10 @@ class Scheduler:
         return self.pool.reset_prefix_cache()
 
     def schedule(self) -> StepPlan | None:
-        """Plan the next step; None if nothing can advance before a step in flight is read."""
+        """Plan the next step; None if nothing can advance before a step in flight is read.
+
+        Before it is asked again then, all steps must have gone through all stages of the device.
+        """
         draft = Draft(self.config.max_num_batched_tokens, self.config.max_num_seqs)
         if self._lanes is not None:
             draft.long = long_share(
@@ -241,7 +248,9 @@ class Scheduler:
         if not preempted:
             self._schedule_waiting(draft)
         if not (draft.decodes or draft.chunks):
+            self._step += self.config.num_stages
             return None
+        self._step += 1
         plan = draft.finish(self.pool.take_moves())
         self.pool.release(draft.sources)  # whoever takes them writes in a later step
         if self._waiting.has_forks:
@@ -285,13 +294,19 @@ class Scheduler:
 
     def _schedule_running(self, draft: Draft) -> bool:
         """Advance the running sequences; return whether one had to be preempted for it."""
-        num_preemptions = self.num_preemptions
+        num_preemptions, num_stages = self.num_preemptions, self.config.num_stages
+        most_decodes = -(-len(self._running) // num_stages)
         # A preemption removes the last in line, which has no row yet: the loop only ends sooner.
         for index, sequence in enumerate(self._running):
             num_outputs = len(sequence.outputs) + sequence.num_pending
             if num_outputs >= sequence.limits.max_tokens:
                 continue  # its last token is on the way
             num_left = len(sequence.prompt) + num_outputs - sequence.num_computed
+            if num_stages > 1 and (
+                sequence.next_step > self._step
+                or (num_left == 1 and len(draft.decodes) >= most_decodes)
+            ):
+                continue  # its newest token is on its way to the first stage, or others decode now
             length = 1
             if num_left > 1:
                 # One token is kept for each sequence behind: no prompt holds up their decoding.
@@ -454,6 +469,8 @@ class Scheduler:
         draft.budget -= length
         sequence.num_computed += length
         sequence.num_pending += samples
+        if samples:
+            sequence.next_step = self._step + self.config.num_stages
         if sequence.backlog:
             self._count_backlog(sequence, max(len(sequence.prompt) - sequence.num_computed, 0))
         if sequence.num_computed % self.pool.page_size < length:  # a page has become full

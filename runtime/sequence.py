@@ -82,6 +82,7 @@ class Sequence:
         page_hashes: prefix-cache hashes of its full pages of known tokens, in order.
         part_ends: tokens up to which pages filled in part hold it, that it left or has copied.
         num_registered: how many of its pages, from the first, carry their hash in the pool.
+        next_step: number of the first step that its newest token is there for.
         slot: its row in the device state while running, else None.
     """
 
@@ -109,6 +110,7 @@ class Sequence:
     page_hashes: list[bytes] = field(default_factory=list)
     part_ends: list[int] = field(default_factory=list)
     num_registered: int = 0
+    next_step: int = 0
     slot: int | None = None
 
     @property

@@ -7,6 +7,7 @@ hear of to do the same (see `paged.runtime.hosts`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
@@ -22,6 +23,26 @@ from paged.runtime.sampler import SamplerState, SamplingMode
 from paged.runtime.steps import ForwardOut, StepShapes
 
 HostArray = NDArray[Any] | np.generic
+
+GIVING = ("sample", "score")
+"""Programs that make something for the host."""
+
+
+@dataclass
+class Result:
+    """What a call makes for the host, on its way there.
+
+    Attributes:
+        arrays: None until the program is enqueued, which a device made of stages puts off.
+    """
+
+    arrays: Any = None
+
+    def come(self, arrays: Any) -> None:
+        """The program is enqueued: have what it makes copied to the host."""
+        self.arrays = arrays
+        for array in jax.tree.leaves(arrays):
+            array.copy_to_host_async()
 
 
 class Device(Protocol):
@@ -39,14 +60,15 @@ class Device(Protocol):
     programs: Programs
     cache: PagedKVCache
 
-    def call(self, key: Key, *inputs: HostArray) -> Any:
+    def call(self, key: Key, *inputs: HostArray) -> Result | None:
         """Enqueue a program, and give what it makes for the host; None if that is nothing.
 
         The call itself transfers the inputs, in a third of the time that `device_put` takes before
         one, maybe after it has returned: from then on nobody may write to them.
 
         Args:
-            key: of the program. "sample" and "score" go on from the last "forward".
+            key: of the program. "sample" and "score" go on from the last "forward"; "drain" is
+                none, but has all that was put off enqueued.
         """
 
     def explain(self, error: Exception) -> str:
@@ -80,12 +102,23 @@ class StepDevice:
         self._sampler: SamplerState = shapes.placement.copied(shapes.sampler_state())
         self._out: ForwardOut | None = None
 
-    def call(self, key: Key, *inputs: HostArray) -> Any:
+    def call(self, key: Key, *inputs: HostArray) -> Result | None:
         """See `Device`."""
+        if key[0] == "drain":
+            return None  # nothing is ever put off
+        made = self.enqueue(key, *inputs)
+        if key[0] not in GIVING:
+            return None
+        result = Result()
+        result.come(made)
+        return result
+
+    def enqueue(self, key: Key, *inputs: HostArray | jax.Array) -> Any:
+        """Enqueue a program, and give what it makes beside the device's own state."""
         program = self.programs[key]
         match key[0]:
             case "forward":
-                return self.forward(key, *inputs)
+                return self._forward(program, *inputs)
             case "sample":
                 return self._sample(program, key[2])
             case "score":
@@ -99,19 +132,12 @@ class StepDevice:
                 self._sampler = program(self._sampler, *inputs)
         return None
 
-    def forward(self, key: Key, *inputs: HostArray | jax.Array) -> ForwardOut:
-        """Enqueue the layers of a step, from the packed step and, in a later stage, its relay."""
-        held = self.params, self.cache, self._slots
-        out: ForwardOut
-        self.cache, self._slots, out = self.programs[key](*held, *inputs)
-        self._out = out
-        return out
+    def take(self, tokens: jax.Array, sampling: jax.Array) -> None:
+        """Enqueue the taking of a step's newest tokens [R], which the last stage has chosen.
 
-    def take(self, tokens: jax.Array) -> None:
-        """Enqueue the taking of the newest tokens [R], which the last stage has chosen."""
-        assert self._out is not None, "a step is begun before its tokens are chosen"
-        program = self.programs["take", len(tokens)]
-        self._slots = program(self._slots, self._out.sampling, tokens)
+        For `sampling` see `ForwardOut`, which the step's forward program made here.
+        """
+        self._slots = self.programs["take", len(tokens)](self._slots, sampling, tokens)
 
     def explain(self, error: Exception) -> str:
         """See `Device`."""
@@ -125,6 +151,13 @@ class StepDevice:
         """See `Device`."""
         for array in jax.tree.leaves((self.params, self.cache, self._slots, self._sampler)):
             array.delete()
+
+    def _forward(self, program: Any, *inputs: HostArray | jax.Array) -> ForwardOut:
+        """The layers of a step, from the packed step and, in a later stage, its relay."""
+        out: ForwardOut
+        self.cache, self._slots, out = program(self.params, self.cache, self._slots, *inputs)
+        self._out = out
+        return out
 
     def _sample(self, program: Any, mode: SamplingMode) -> Any:
         assert self._out is not None, "a step is begun before its tokens are chosen"

@@ -10,7 +10,6 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from paged.models.loading import ModelSource
 from paged.runtime.child_process import PEER_LOST
@@ -30,7 +29,7 @@ from paged.runtime.hosts.messages import (
 )
 from paged.runtime.lowering import Key
 from paged.runtime.programs import call_keys
-from paged.runtime.step_device import Device, HostArray
+from paged.runtime.step_device import Device, HostArray, Result
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +148,7 @@ class LeadingDevice:
         self._numbers = {key: number for number, key in enumerate(call_keys(device.shapes))}
         followers.await_ready()
 
-    def call(self, key: Key, *inputs: HostArray) -> Any:
+    def call(self, key: Key, *inputs: HostArray) -> Result | None:
         """See `Device`."""
         self._followers.call(self._numbers[key], inputs)
         return self._device.call(key, *inputs)

@@ -182,6 +182,38 @@ def test_steps_are_scheduled_before_earlier_ones_are_read() -> None:
     assert sequence.num_pending == 0
 
 
+def test_stages_share_out_those_that_decode() -> None:
+    scheduler = make_scheduler(num_stages=2, max_num_batched_tokens=8)
+    for number in range(4):
+        add(scheduler, number, 2)
+    assert rows(schedule(scheduler)) == [(number, 0, 2, True) for number in range(4)]
+    assert scheduler.schedule() is None, "their tokens are not back"
+    steps = [[number for number, *_ in rows(schedule(scheduler))] for _ in range(4)]
+    assert steps == [[0, 1], [2, 3]] * 2
+
+
+def test_a_prompt_goes_on_while_its_last_part_is_in_another_stage() -> None:
+    scheduler = make_scheduler(num_stages=3, max_num_batched_tokens=4)
+    add(scheduler, 1, 10)
+    assert [rows(schedule(scheduler)) for _ in range(3)] == [
+        [(1, 0, 4, False)],
+        [(1, 4, 4, False)],
+        [(1, 8, 2, True)],
+    ]
+    assert scheduler.schedule() is None
+    assert rows(schedule(scheduler)) == [(1, 10, 1, True)]
+
+
+def test_a_newcomer_begins_between_the_steps_of_another() -> None:
+    scheduler = make_scheduler(num_stages=3)
+    add(scheduler, 1, 2)
+    schedule(scheduler)
+    add(scheduler, 2, 2)
+    assert rows(schedule(scheduler)) == [(2, 0, 2, True)]
+    assert scheduler.schedule() is None
+    assert rows(schedule(scheduler)) == [(1, 2, 1, True)]
+
+
 def test_no_more_tokens_are_sampled_than_are_wanted() -> None:
     scheduler = make_scheduler()
     sequence = add(scheduler, 1, 3, limits={"max_tokens": 2})

@@ -76,7 +76,10 @@ Content = tuple[int, int]
 
 
 class Device:
-    """Runs plans in order, and checks what they rely on."""
+    """Runs plans in order, and checks what they rely on.
+
+    What it samples is there for the step that comes as many steps later as it has stages.
+    """
 
     def __init__(self, config: SchedulerConfig, page_size: int) -> None:
         self.config, self.page_size = config, page_size
@@ -84,6 +87,7 @@ class Device:
         self.places: dict[tuple[int, int], Content] = {}  # by page and offset
         self.host: dict[tuple[int, int], Content] = {}  # by host page and offset
         self.newest: dict[int, int] = {}  # sampled token, by slot
+        self.late: deque[dict[int, int]] = deque()  # those of steps in later stages
 
     def run(self, plan: StepPlan, stories: dict[Sequence, Story]) -> list[int]:
         for page, host_page, to_host, _ in plan.moves:
@@ -102,7 +106,16 @@ class Device:
             self.newest.pop(sequence.slot, None)
         written = [place for row in plan.rows for place in self._write(row, stories[row.sequence])]
         assert len(set(written)) == len(written), "a place is written twice"
-        return [self._attend(row, stories[row.sequence]) for row in plan.rows]
+        tokens = [self._attend(row, stories[row.sequence]) for row in plan.rows]
+        pairs = zip(plan.rows, tokens, strict=True)
+        self.late.append({row.slot: token for row, token in pairs if row.samples})
+        self.take(self.config.num_stages - 1)
+        return tokens
+
+    def take(self, num_left: int = 0) -> None:
+        """Have the newest tokens of all but so many steps come to the first stage."""
+        while len(self.late) > num_left:
+            self.newest |= self.late.popleft()
 
     def place(self, group: int, slot: int, position: int) -> tuple[int, int]:
         index, offset = divmod(position, self.page_size)
@@ -136,10 +149,7 @@ class Device:
             found = [self.places[self.place(group, row.slot, position)] for position in seen]
             expected = [(group, story.fingerprints[position]) for position in seen]
             assert found == expected, f"{row} does not find its own tokens in group {group}"
-        if not row.samples:
-            return -1
-        self.newest[row.slot] = story.token(end)
-        return self.newest[row.slot]
+        return story.token(end) if row.samples else -1
 
 
 class Simulation:
@@ -178,6 +188,10 @@ class Simulation:
     def step(self) -> None:
         """Schedule and run a step, and read the oldest once more than `depth` are in flight."""
         plan = self.scheduler.schedule()
+        if plan is None:
+            self.device.take()
+            if not self.in_flight:  # what was read may have been asked for too early
+                plan = self.scheduler.schedule()
         self.pool.check()
         if plan is not None:
             self.check_plan(plan)
@@ -300,11 +314,13 @@ def random_simulation(random: Random) -> Simulation:
             most_long=random.choice((1, 2)),
             alone=random.choice((1, 5, 50)),
         ),
+        num_stages=random.choice((1, 1, 2, 3)),
     )
     num_pages = least_pages(config, page_size) + random.choice((0, 1, 2, 4, 20))
     caching, num_host_pages = random.random() < 0.8, random.choice((0, 2, 9, 40))
     pool = PagePool(num_pages + 1, page_size, caching, num_host_pages)
-    return Simulation(config, pool, depth=random.choice((0, 1, 1, 2, 3)))
+    depth = config.num_stages - 1 + random.choice((0, 1, 1, 2, 3))
+    return Simulation(config, pool, depth)
 
 
 def random_traffic(simulation: Simulation, random: Random, num_steps: int) -> None:
@@ -393,6 +409,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         growth_steps=st.sampled_from([0, 8]),
         windows=st.lists(st.none() | st.integers(1, 9), min_size=1, max_size=3),
         num_host_pages=st.integers(0, 8),
+        num_stages=st.integers(1, 3),
     )
     def start(
         self, page_size: int, spare_pages: int, caching: bool, depth: int, **limits: Any
@@ -409,10 +426,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             long_prefill_token_threshold=limits["threshold"],
             growth_steps=limits["growth_steps"],
             windows=tuple(limits["windows"]),
+            num_stages=limits["num_stages"],
         )
         num_pages = least_pages(config, page_size) + spare_pages
         pool = PagePool(num_pages + 1, page_size, caching, limits["num_host_pages"])
-        self.simulation = Simulation(config, pool, depth)
+        self.simulation = Simulation(config, pool, config.num_stages - 1 + depth)
 
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=12),
