@@ -27,7 +27,7 @@ def answers(folder: str, golden: str, stages: int, devices: int) -> dict[str, An
         tensor_parallel_size=devices,
         compile_cache_dir="",
         kv_cache_memory_bytes=2**19,
-        **FEW,
+        **FEW | {"max_num_seqs": 3},
     )
     prompt: list[int] = load_golden(golden)["prompt"]
     params = [SamplingParams(max_tokens=16, ignore_eos=True, **asked) for asked in ASKED.values()]
