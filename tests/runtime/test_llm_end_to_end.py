@@ -37,7 +37,9 @@ PROMPTS = ["The sky is", "Grass", "Ünïcödé 你好 😀", "x" * 50]
 
 
 @pytest.fixture(scope="module")
-def flags(tmp_path_factory: pytest.TempPathFactory, compile_cache: str) -> dict[str, Any]:
+def flags(
+    tmp_path_factory: pytest.TempPathFactory, compile_cache: str, few_programs: None
+) -> dict[str, Any]:
     folder = write_model(tmp_path_factory.mktemp("model"), MODEL)
     (folder / "generation_config.json").write_text('{"temperature": 0.5, "max_new_tokens": 6}')
     return {"model": str(folder), "compile_cache_dir": compile_cache, **FLAGS}
