@@ -31,10 +31,11 @@ class Server:
     def wait_after(self, *signals: signal.Signals) -> float:
         """Seconds that it takes to leave."""
         start = time.monotonic()
-        for number in signals:
+        for turn, number in enumerate(signals):
+            if turn:
+                time.sleep(0.3)  # signals of one kind that are pending together count once
             self.process.send_signal(number)
-            time.sleep(0.3)  # signals of one kind that are pending together count once
-        self.process.wait(10)
+        self.process.wait(20)
         return time.monotonic() - start
 
 

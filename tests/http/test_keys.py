@@ -93,7 +93,7 @@ def test_keys_are_compared_in_constant_time(file: Path, monkeypatch: pytest.Monk
 
 def test_requests_at_once(engine: FakeEngine, file: Path) -> None:
     write(file, entry(max_concurrent=1), entry("other", name="bob"))
-    engine.pause, engine.answer = 0.2, "xxx"
+    engine.pause, engine.answer = 0.5, "xxx"
     with serving(create_app(engine, ["tiny"], key_ring=KeyRing(file))) as url:
 
         def post(key: str) -> httpx2.Response:

@@ -152,4 +152,4 @@ def test_connections_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
                 assert b"200 OK" in reply
             start = time.monotonic()
             assert connection.recv(4096) == b""
-            assert 0.5 < time.monotonic() - start < 5
+            assert 0.5 < time.monotonic() - start < 30

@@ -143,26 +143,27 @@ def test_an_engine_that_hangs_holds_up_no_end(model: Path, tmp_path: Path, count
 
 @COUNTS
 def test_an_engine_that_hangs_is_replaced(model: Path, tmp_path: Path, count: int) -> None:
-    flags = ("--step-timeout=1", f"--api-server-count={count}")
+    flags = ("--step-timeout=2", f"--api-server-count={count}")
     with server(tmp_path, str(model), *flags) as running:
         for _ in range(6):
             complete(running)  # so that no step is among the first
+        [pid] = engines(running)
         lines = running.stream()
         next(lines)
         (tmp_path / "hang").touch()
         start = time.monotonic()
         wait_until(lambda: status(running, "/health") == 503)
-        assert time.monotonic() - start < 1  # it says so before the process is ended
+        assert not is_gone(pid), "it says so before the process is ended"
         *_, last, _ = lines
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == 500
-        assert 0.9 < time.monotonic() - start < 5
+        assert 1.9 < time.monotonic() - start < 15
         (tmp_path / "hang").unlink()
         wait_until(lambda: all(status(running, "/ready") == 200 for _ in range(4)), 20)
         assert complete(running).status_code == 200
         running.process.terminate()
         assert running.process.wait(10) == 0
         assert running.process.stderr
-        assert "no step has finished for 1 s; at most 1 may" in running.process.stderr.read()
+        assert "no step has finished for 2 s; at most 2 may" in running.process.stderr.read()
 
 
 def test_a_stopped_engine_counts_as_one_that_hangs(model: Path, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_signal_lets_running_requests_finish() -> None:
         wait_until_busy(running)
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(10) == 0
-        asking.join(5)
+        asking.join()
         assert len(asking.reply.json()["data"]) == 20
         assert running.process.stderr
         assert "Finishing running requests" in running.process.stderr.read()
@@ -88,7 +88,7 @@ def test_requests_that_take_too_long_are_told_so() -> None:
         wait_until_busy(running)
         assert running.wait_after(signal.SIGTERM) < 3
         assert running.process.returncode == 0
-        asking.join(5)
+        asking.join()
         assert asking.reply.status_code == 500
         assert "engine has stopped" in asking.reply.json()["error"]["message"]
 

@@ -229,7 +229,7 @@ def test_slow_clients_are_cut_off(url: str, begin: bytes, rest: bytes, status: i
         client.sendall(begin)
         took = drip(client, rest)
         received = everything(client)
-    assert took < 5
+    assert took < 20, "to send it all takes 50 s and more"
     assert statuses(received)[-1:] == ([] if status is None else [status])
 
 
@@ -248,7 +248,7 @@ def test_idle_connections_are_closed(app: Starlette, begin: bytes, rest: bytes) 
         client.sendall(rest)
         start = time.monotonic()
         assert statuses(received + everything(client)) in ([200], [415])
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_whoever_leaves_the_end_of_an_answer_is_cut_off(
 
 @pytest.mark.usefixtures("impatient")
 def test_a_slow_upload_that_is_fast_enough(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "_LEAST_RATE", 10)
+    monkeypatch.setattr(body, "_LEAST_RATE", 2)
     with connect(url) as client:
         client.sendall(POST + b"Connection: close\r\nContent-Length: 15\r\n\r\n")
         assert drip(client, BODY) > 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -69,10 +70,31 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> float:
+def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> float:
     """Seconds that it took."""
     start = time.monotonic()
     while not condition():
         assert time.monotonic() - start < seconds, "it did not happen"
         time.sleep(0.005)
     return time.monotonic() - start
+
+
+def comes_to_rest(seconds_used: Callable[[], float]) -> None:
+    """Wait until some part of a second takes (almost) no more of a processor's time.
+
+    Args:
+        seconds_used: seconds of a processor so far.
+    """
+
+    def rests() -> bool:
+        before = seconds_used()
+        time.sleep(0.4)
+        return seconds_used() - before <= 0.01
+
+    wait_until(rests)
+
+
+def thread_seconds(thread: threading.Thread) -> float:
+    """Seconds of a processor that a living thread has taken, whatever others of its process do."""
+    assert thread.ident is not None
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))

@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from paged.cache import KV_DTYPES, CacheSpec
+from paged.models.loading import ModelSource
 from paged.models.mesh import TENSOR
 from paged.models.quantized import made_on_load
 from paged.models.registry import get_family, model_config
@@ -19,11 +20,9 @@ from paged.models.weights import param_shapes
 from paged.runtime import setup
 from paged.runtime.backend import choose_backend, slower_paths
 from paged.runtime.buckets import Buckets
-from paged.runtime.config import EngineConfig
-from paged.runtime.core import EngineCore
 from paged.runtime.errors import ConfigError
 from paged.runtime.steps import StepShapes
-from tests.runtime.test_core import FLAGS, source
+from tests.runtime.test_core import make_core, source
 
 __all__ = ["source"]
 
@@ -167,10 +166,13 @@ def test_slower_ways_are_explained(capability: str, model: dict[str, Any], said:
 
 
 def test_an_engine_says_it_once(
-    source: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    source: ModelSource,
+    compile_cache: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(setup, "slower_paths", lambda *_: ["one thing", "another"])
     with caplog.at_level(logging.WARNING):
-        EngineCore(EngineConfig(**FLAGS, compile_cache_dir=""), source, progress=False).close()
+        make_core(source, compile_cache).close()
     said = [record.getMessage() for record in caplog.records if "fastest" in record.getMessage()]
     assert said == ["Not the fastest way of cpu: one thing; another"]

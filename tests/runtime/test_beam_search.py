@@ -43,10 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def flags(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    cache = str(tmp_path_factory.mktemp("jit"))
+def flags(folder: Path, compile_cache: str, few_programs: None) -> dict[str, Any]:
     sizes = {"block_size": 8, "max_num_seqs": 8, "max_model_len": LONGEST}
-    return {**FLAGS, **sizes, "model": str(folder), "compile_cache_dir": cache}
+    return {**FLAGS, **sizes, "model": str(folder), "compile_cache_dir": compile_cache}
 
 
 @pytest.fixture(scope="module")

@@ -20,11 +20,11 @@ FEW_PROGRAMS = FLAGS | {"max_num_seqs": 1, "max_num_batched_tokens": 16}
 
 
 @pytest.fixture(scope="module")
-def flags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def flags(tmp_path_factory: pytest.TempPathFactory, compile_cache: str) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("tiny")
     (folder / "config.json").write_text(json.dumps(MODEL))
     found = {"model": str(folder), "load_format": "dummy", "skip_tokenizer_init": True}
-    return FEW_PROGRAMS | found | {"compile_cache_dir": str(folder / "jit")}
+    return FEW_PROGRAMS | found | {"compile_cache_dir": compile_cache}
 
 
 @pytest.fixture(scope="module")

@@ -19,10 +19,9 @@ from paged.runtime.core import EngineCore
 from paged.runtime.messages import SequenceOutput
 from paged.runtime.scheduler import SchedulerConfig
 from tests.models.harness import load_golden, one_golden_a_family, write_checkpoint
-from tests.runtime.test_core import FLAGS, compile_cache, drain, make_core, make_request
+from tests.runtime.test_core import FLAGS, drain, make_core, make_request
 
-__all__ = ["compile_cache"]
-
+pytestmark = pytest.mark.usefixtures("few_programs")
 
 LENGTH = 57 + 16  # of every golden: its prompt and its continuation
 # Each family with pages of one size: all of them would compile for many minutes.

@@ -12,9 +12,9 @@ from paged.models.loading import ModelSource, resolve_model
 from paged.runtime.core import EngineCore
 from paged.runtime.errors import ConfigError
 from tests.models.harness import load_golden, write_checkpoint
-from tests.runtime.test_core import compile_cache, make_core, make_request, run
+from tests.runtime.test_core import make_core, make_request, run
 
-__all__ = ["compile_cache"]
+pytestmark = pytest.mark.usefixtures("few_programs")
 
 GOLDEN = load_golden("deepseek_v3")
 PROMPT, GREEDY = GOLDEN["prompt"], GOLDEN["greedy"]

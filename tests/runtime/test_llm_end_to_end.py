@@ -37,11 +37,12 @@ PROMPTS = ["The sky is", "Grass", "Ünïcödé 你好 😀", "x" * 50]
 
 
 @pytest.fixture(scope="module")
-def flags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def flags(
+    tmp_path_factory: pytest.TempPathFactory, compile_cache: str, few_programs: None
+) -> dict[str, Any]:
     folder = write_model(tmp_path_factory.mktemp("model"), MODEL)
     (folder / "generation_config.json").write_text('{"temperature": 0.5, "max_new_tokens": 6}')
-    cache = tmp_path_factory.mktemp("jit")
-    return {"model": str(folder), "compile_cache_dir": str(cache), **FLAGS}
+    return {"model": str(folder), "compile_cache_dir": compile_cache, **FLAGS}
 
 
 @pytest.fixture(scope="module")

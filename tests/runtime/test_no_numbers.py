@@ -17,7 +17,6 @@ from paged.runtime.messages import NO_NUMBERS
 from paged.runtime.sampler import NO_TOKEN, checked_tokens
 from tests.runtime.test_core import (
     VOCAB,
-    compile_cache,
     drain,
     make_core,
     make_request,
@@ -26,7 +25,7 @@ from tests.runtime.test_core import (
     source,
 )
 
-__all__ = ["compile_cache", "source"]  # fixtures
+__all__ = ["source"]  # fixtures
 
 POISON = 5  # no other prompt holds it
 

@@ -28,7 +28,6 @@ from tests.models.harness import load_golden, write_checkpoint
 from tests.runtime.test_core import (
     MODEL,
     PAGE_BYTES,
-    compile_cache,
     drain,
     make_core,
     make_request,
@@ -39,7 +38,9 @@ from tests.runtime.test_core import (
     tokens_of,
 )
 
-__all__ = ["compile_cache", "source"]
+__all__ = ["source"]
+
+pytestmark = pytest.mark.usefixtures("few_programs")
 
 FLAGS: dict[str, Any] = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "max_model_len": 96}
 HOST = {"kv_offloading_size": 2**-10}  # a MiB

@@ -31,10 +31,12 @@ from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
 from tests.runtime.fakes import MAX_MODEL_LEN, VOCAB_SIZE, FakeCore
 from tests.runtime.remote import (
     MEMORY,
+    comes_to_rest,
     fake_remote,
     is_gone,
     make_request,
     remote_engine,
+    thread_seconds,
     wait_until,
 )
 from tests.runtime.test_async_engine import check_dead, collect, fickle, text, until
@@ -165,13 +167,11 @@ def test_the_process_does_not_wait_for_us_to_read(tmp_path: Path) -> None:
 def test_no_news_no_work_no_cpu(core: RemoteCore) -> None:
     core.add(make_request("a"))
     run_to_end(core, "a")
-    time.sleep(0.1)
-    while core.has_work:
-        core.step()
     process = psutil.Process(core.pid)
-    before = sum(process.cpu_times()[:2])
-    time.sleep(0.6)
-    assert sum(process.cpu_times()[:2]) - before <= 0.01
+    comes_to_rest(lambda: sum(process.cpu_times()[:2]))
+    while core.has_work:  # the last news came behind the end
+        core.step()
+    comes_to_rest(lambda: sum(process.cpu_times()[:2]))
     assert not core.has_work
 
 
@@ -316,7 +316,7 @@ time.sleep(60)
         assert not is_gone(pid)
         parent.kill()
         parent.wait()
-        assert wait_until(lambda: is_gone(pid), 5) < 2
+        wait_until(lambda: is_gone(pid))
 
 
 # From here on, through the whole engine.
@@ -422,9 +422,7 @@ def test_a_killed_process_reaches_everyone(engine: AsyncEngine) -> None:
         requests = [asyncio.create_task(collect(engine, "ab", params)) for _ in range(5)]
         await until(lambda: engine.stats().num_running == 10)
         os.kill(pid_of(engine), signal.SIGKILL)
-        start = time.monotonic()
         await until(lambda: engine.errored)
-        assert time.monotonic() - start < 1
         return await asyncio.gather(*requests)
 
     for outputs in asyncio.run(run()):
@@ -435,13 +433,12 @@ def test_a_killed_process_reaches_everyone(engine: AsyncEngine) -> None:
 
 def test_an_idle_engine_notices_the_death(engine: AsyncEngine) -> None:
     os.kill(pid_of(engine), signal.SIGKILL)
-    assert wait_until(lambda: engine.errored, 2) < 1
+    wait_until(lambda: engine.errored)
     check_dead(engine, "signal 9")
 
 
 def test_both_processes_sleep_when_idle(engine: AsyncEngine) -> None:
     asyncio.run(collect(engine, "ab"))
-    time.sleep(0.1)
-    cpu = time.process_time()
-    time.sleep(0.4)
-    assert time.process_time() - cpu < 0.02
+    process = psutil.Process(pid_of(engine))
+    comes_to_rest(lambda: thread_seconds(engine._keeper.thread._thread))
+    comes_to_rest(lambda: sum(process.cpu_times()[:2]))

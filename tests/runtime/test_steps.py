@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from paged.models.registry import get_family, model_config
 from paged.models.weights import param_shapes
 from paged.runtime.buckets import Buckets
 from paged.runtime.compiler import Compiler
-from paged.runtime.compiles import num_compiles
+from paged.runtime.compiles import num_compiles, use_compile_cache
 from paged.runtime.lowering import Key
 from paged.runtime.programs import Programs, step_memory
 from paged.runtime.steps import StepShapes
@@ -50,14 +51,36 @@ def shapes(request: pytest.FixtureRequest) -> StepShapes:
         groups=groups,
     )
     family = get_family(model.architecture)
-    return StepShapes(family, model, cache, Buckets.make(4, 32), 256, "xla")
+    buckets = Buckets(decode=(1, 2), mixed=(16,), sampling=(2,))
+    return StepShapes(family, model, cache, buckets, 256, "xla")
+
+
+class Made(NamedTuple):
+    """All programs, and how many were kept on disk with those that divide memory.
+
+    The latter were compiled first, for another number of pages.
+    """
+
+    programs: Programs
+    num_kept: int
 
 
 @pytest.fixture(scope="module")
-def programs(shapes: StepShapes) -> Programs:
-    params = random_params(shapes.family.specs(shapes.model), jnp.dtype(jnp.float32))
+def made(shapes: StepShapes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    specs, dtype = shapes.family.specs(shapes.model), jnp.dtype(jnp.float32)
+    fewer = replace(shapes, cache=replace(shapes.cache, num_pages=NUM_PAGES - 1))
+    folder = tmp_path_factory.mktemp("jit")
+    use_compile_cache(str(folder))
     with Compiler() as compiler:
-        return Programs(shapes, params, compiler, show_progress=False)
+        step_memory(fewer, param_shapes(specs, dtype), compiler)
+        programs = Programs(shapes, random_params(specs, dtype), compiler, show_progress=False)
+    yield Made(programs, len(list(folder.glob("*.program"))))
+    use_compile_cache("")
+
+
+@pytest.fixture
+def programs(made: Made) -> Programs:
+    return made.programs
 
 
 def keys(shapes: StepShapes) -> list[Key]:
@@ -93,15 +116,7 @@ def test_compilations_are_counted() -> None:
     assert num_compiles() > before
 
 
-def test_the_number_of_pages_changes_no_program_that_takes_none(
-    folder: Path, shapes: StepShapes
-) -> None:
+def test_the_number_of_pages_changes_no_program_that_takes_none(made: Made) -> None:
     """Such are compiled to divide memory, before there are weights, and found again."""
-    specs, dtype = shapes.family.specs(shapes.model), jnp.dtype(jnp.float32)
-    with Compiler() as compiler:
-        step_memory(shapes, param_shapes(specs, dtype), compiler)
-        more = replace(shapes, cache=replace(shapes.cache, num_pages=NUM_PAGES + 1))
-        programs = Programs(more, random_params(specs, dtype), compiler, show_progress=False)
     forward_programs_for_memory = 2
-    kept = len(list(folder.glob("*.program")))
-    assert kept == len(programs._compiled) + forward_programs_for_memory
+    assert made.num_kept == len(made.programs._compiled) + forward_programs_for_memory

@@ -48,10 +48,9 @@ PAGE_BYTES = 16 * 2 * 16 * 4  # tokens, keys and values, head size, float32
 
 
 @pytest.fixture(scope="module")
-def flags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def flags(tmp_path_factory: pytest.TempPathFactory, compile_cache: str) -> dict[str, Any]:
     folder = write_model(tmp_path_factory.mktemp("model"), MODEL)
-    cache = tmp_path_factory.mktemp("jit")
-    return {"model": str(folder), "compile_cache_dir": str(cache), **FLAGS}
+    return {"model": str(folder), "compile_cache_dir": compile_cache, **FLAGS}
 
 
 @pytest.fixture(scope="module")

@@ -30,9 +30,16 @@ STRUCTURED = [CASES["record"], CASES["prefixes"]]
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def llm(
+    tmp_path_factory: pytest.TempPathFactory, compile_cache: str, few_programs: None
+) -> Iterator[LLM]:
     folder = write_model(tmp_path_factory.mktemp("model"), MODEL | WINDOWS | {"head_dim": 16})
-    more = {"kv_cache_dtype": "fp8", "kv_offloading_size": 2**-9, "max_num_seqs": 4}
+    more: dict[str, Any] = {
+        "kv_cache_dtype": "fp8",
+        "kv_offloading_size": 2**-9,
+        "max_num_seqs": 4,
+        "compile_cache_dir": compile_cache,
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StepRunner, "measure_loads", lambda runner: FREE)
         llm = LLM(model=str(folder), **FLAGS | more)

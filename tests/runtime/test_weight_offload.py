@@ -20,7 +20,6 @@ from paged.runtime.weight_offload import cost_report, layers_on_host
 from tests.models.harness import load_golden, write_checkpoint
 from tests.runtime.test_core import (
     MODEL,
-    compile_cache,
     make_core,
     make_request,
     prompt_of,
@@ -28,7 +27,9 @@ from tests.runtime.test_core import (
     source,
 )
 
-__all__ = ["compile_cache", "source"]
+__all__ = ["source"]
+
+pytestmark = pytest.mark.usefixtures("few_programs")
 
 FLAGS: dict[str, Any] = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "max_model_len": 96}
 GIB = 2**30

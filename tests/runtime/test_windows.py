@@ -19,7 +19,6 @@ from paged.runtime.messages import EngineRequest, SequenceOutput
 from tests.models.harness import load_golden, write_checkpoint
 from tests.runtime.test_core import (
     MODEL,
-    compile_cache,
     drain,
     make_core,
     make_request,
@@ -28,7 +27,7 @@ from tests.runtime.test_core import (
     tokens_of,
 )
 
-__all__ = ["compile_cache"]
+pytestmark = pytest.mark.usefixtures("few_programs")
 
 WINDOW = 8  # of all goldens, whose prompts have 57 tokens
 FLAGS: dict[str, Any] = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "max_model_len": 96}

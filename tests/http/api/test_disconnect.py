@@ -28,7 +28,7 @@ def send(url: str, path: str, body: dict[str, Any]) -> socket.socket:
     return client
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 5) -> float:
+def wait_for(condition: Callable[[], bool], seconds: float = 30) -> float:
     """Seconds until it held."""
     start = time.monotonic()
     while not condition():
@@ -68,7 +68,7 @@ def test_it_is_aborted_within_a_step(
             assert client.recv(15) == b"HTTP/1.1 200 OK"
     ids = set(engine.running)
     client.close()
-    assert wait_for(lambda: not engine.running) < 10 * PAUSE
+    assert wait_for(lambda: not engine.running) < 30 * PAUSE, "half of what was asked for"
     assert set(engine.aborted) == ids
 
 

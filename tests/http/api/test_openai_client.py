@@ -201,7 +201,7 @@ def test_a_stream_that_is_left_is_aborted(url: str, engine: FakeEngine, how: str
         if how == "cancel":
             reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-        await asyncio.to_thread(wait_for, lambda: not engine.running, 1)
+        await asyncio.to_thread(wait_for, lambda: not engine.running)
 
     asynchronously(url, work)
     assert len(engine.aborted) == 1
@@ -211,7 +211,7 @@ def test_time_limits_of_the_client(url: str, engine: FakeEngine) -> None:
     """It gives up, tries again, and leaves nothing running behind."""
     engine.pause = 10
     with (
-        OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=1, timeout=0.3) as sdk,
+        OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=1, timeout=1) as sdk,
         pytest.raises(openai.APITimeoutError),
     ):
         sdk.chat.completions.create(model="tiny", messages=MESSAGES)

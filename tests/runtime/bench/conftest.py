@@ -26,7 +26,7 @@ MODEL = {
 
 
 @pytest.fixture(scope="session")
-def engine_flags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def engine_flags(tmp_path_factory: pytest.TempPathFactory, compile_cache: str) -> dict[str, Any]:
     """Of an engine that has few programs to compile, and keeps them."""
     return {
         "model": str(write_model(tmp_path_factory.mktemp("tiny"), MODEL)),
@@ -34,7 +34,7 @@ def engine_flags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "kv_cache_memory_bytes": 2**20,
         "max_num_seqs": 2,
         "max_num_batched_tokens": 64,
-        "compile_cache_dir": str(tmp_path_factory.mktemp("jit")),
+        "compile_cache_dir": compile_cache,
     }
 
 

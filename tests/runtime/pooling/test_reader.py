@@ -106,10 +106,10 @@ def test_special_tokens_are_as_the_tokenizer_itself_puts_them(name, texts, limit
 def test_cutting_costs_no_more_than_reading(limit):
     """The tokenizer's own takes the square of the lengths for it, in time and in memory."""
     long = reader(max_model_len=100)
-    start = time.perf_counter()
+    start = time.thread_time()
     [tokens] = long.pairs([("a" * 10_000, "b" * 10_000)], limit)
     assert len(tokens.token_ids) == (100 if limit == -1 else limit)
-    assert time.perf_counter() - start < 1
+    assert time.thread_time() - start < 1
 
 
 class Counting:

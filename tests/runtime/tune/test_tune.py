@@ -17,6 +17,7 @@ from paged.runtime.tune.journal import NAME, Journal, Task, kept_alone
 from paged.runtime.tune.report import PAGE, Findings, as_flags, summary
 from paged.runtime.tune.search import Trial, Verdict
 from tests.runtime.bench.conftest import MODEL
+from tests.runtime.conftest import compile_few
 from tests.runtime.fakes import write_model
 
 SMALL = MODEL | {"num_hidden_layers": 1, "max_position_embeddings": 256}
@@ -26,18 +27,19 @@ Tune = Callable[..., int]
 
 
 @pytest.fixture(scope="session")
-def tune(tmp_path_factory: pytest.TempPathFactory) -> Tune:
+def tune(tmp_path_factory: pytest.TempPathFactory, compile_cache: str) -> Tune:
     """Runs `paged tune` on the requests, in a folder."""
     model = write_model(tmp_path_factory.mktemp("tiny"), SMALL)
-    jit = tmp_path_factory.mktemp("jit")
     workload = tmp_path_factory.mktemp("load") / "requests.jsonl"
     workload.write_text("".join(json.dumps(each) + "\n" for each in REQUESTS))
     flags = ("--load-format=dummy", "--kv-cache-memory-bytes=1M", "--max-num-seqs=2")
-    more = ("--max-num-batched-tokens=32", f"--compile-cache-dir={jit}", "--disable-tqdm")
+    more = ("--max-num-batched-tokens=32", f"--compile-cache-dir={compile_cache}", "--disable-tqdm")
 
     def run(folder: Path, *argv: str) -> int:
         known = ("tune", str(model), *flags, *more, f"--workload={workload}")
-        return main([*known, f"--output-dir={folder}", *argv])
+        with pytest.MonkeyPatch.context() as patch:
+            compile_few(patch)
+            return main([*known, f"--output-dir={folder}", *argv])
 
     return run
 
