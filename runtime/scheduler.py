@@ -176,7 +176,7 @@ class Scheduler:
         return self._lanes is not None and num_tokens > self._lanes.long_prompt
 
     def add(self, sequence: Sequence) -> None:
-        """Take a new sequence; a parent must have been added before its forks.
+        """Take a new sequence; a parent must have been added before its forks, or be none any more.
 
         Raises:
             ValueError: it has no prompt, or it could outgrow max_model_len.
@@ -190,6 +190,8 @@ class Scheduler:
             )
         assert sequence.sequence_id not in self._sequences, "a sequence_id is taken"
         self._sequences[sequence.sequence_id] = sequence
+        if sequence.parent and sequence.parent.sequence_id not in self._sequences:
+            sequence.parent = None  # ended before it was queued: it computes no prompt
         sequence.is_long = self._is_long(sequence)
         if sequence.parent is None:
             self._count_backlog(sequence, len(sequence.prompt))

@@ -432,6 +432,15 @@ def test_a_fork_whose_parent_is_gone_is_an_ordinary_prompt(caching: bool) -> Non
     assert read(scheduler, plan) == []
 
 
+def test_a_fork_whose_parent_ended_before_it_was_queued_waits_for_nobody() -> None:
+    scheduler = make_scheduler()
+    parent = Sequence(1, tokens(1, 10), SequenceLimits(max_tokens=4))
+    forks = [fork(scheduler, number, parent) for number in (2, 3)]
+    assert scheduler.backlog == [20, 0]
+    assert rows(step(scheduler)) == [(2, 0, 10), (3, 8, 2)]
+    assert all(each.outputs for each in forks)
+
+
 def test_a_fork_added_late_waits_for_the_rest_of_the_prompt() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=8)
     parent = add(scheduler, 1, tokens(1, 17))
