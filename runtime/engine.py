@@ -33,7 +33,8 @@ class Core(Protocol):
     """What an engine needs of `EngineCore`, or of a `RemoteCore` that speaks for one.
 
     Attributes:
-        has_work: whether `step` gets something done, or has something to say, at once.
+        has_work: whether `step` gets something done, or has something to say, at once: if only
+            that the core has died, be there a request to hear it or not.
     """
 
     @property
@@ -76,12 +77,11 @@ class Engine:
         self.front, self.about = front, about
         self._core = core
         self._processor = OutputProcessor(front.tokenizer)
-        self._has_failed = False
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do, be it to say that the core has died."""
-        return self._core.has_work or self._has_failed
+        return self._core.has_work
 
     def fileno(self) -> int | None:
         """What becomes readable when there is work to do; None if `step` alone makes it."""
@@ -111,9 +111,7 @@ class Engine:
 
         If the device fails, every request ends with an error, and the next call raises EngineDead.
         """
-        news = self._core.step()
-        self._has_failed = any(item.finish_reason == "error" for item in news)
-        outputs, aborts = self._processor.process(news)
+        outputs, aborts = self._processor.process(self._core.step())
         for request_id, index in aborts:
             self._core.abort(request_id, index)
         return outputs
