@@ -217,14 +217,8 @@ class Scheduler:
         self.pool.reset_prefix_cache()
         return failed
 
-    def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
-        """Forget all cached pages; refused (False) while sequences hold pages.
-
-        Args:
-            preempt_running: take the pages away first; the sequences compute them again.
-        """
-        while preempt_running and (sequence := self._running.last):
-            self._preempt(sequence)
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached pages; refused (False) while sequences hold pages."""
         return self.pool.reset_prefix_cache()
 
     def schedule(self) -> StepPlan | None:

@@ -38,6 +38,7 @@ from tests.runtime.test_core import (
     source,
     tokens_of,
 )
+from tests.runtime.test_scheduler import preempt_all
 
 __all__ = ["compile_cache", "source"]
 
@@ -69,9 +70,8 @@ def crowd() -> list[EngineRequest]:
 
 def swap_everything(core: EngineCore) -> None:
     """Take all pages from running sequences, and all content from the pool."""
-    scheduler, pool = core._scheduler, core._pool
-    while sequence := scheduler._running.last:
-        scheduler._preempt(sequence)
+    pool = core._pool
+    preempt_all(core._scheduler)
     pool.release(pool.allocate(pool.num_available))
     assert pool.num_cached == 0
 

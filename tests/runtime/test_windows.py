@@ -27,6 +27,7 @@ from tests.runtime.test_core import (
     run,
     tokens_of,
 )
+from tests.runtime.test_scheduler import preempt_all
 
 __all__ = ["compile_cache"]
 
@@ -58,7 +59,8 @@ def run_preempted(core: EngineCore, *requests: EngineRequest) -> dict[tuple[str,
         core.add(request)
     for _ in range(9):
         news += core.step()
-    core._scheduler.reset_prefix_cache(preempt_running=True)
+    preempt_all(core._scheduler)
+    core.reset_prefix_cache()
     assert core.stats().num_preemptions > 0
     return tokens_of(news + drain(core))
 
