@@ -177,15 +177,8 @@ def load_engine(
         ConfigError: flags that do not go together or do not fit the device.
         ModelNotFoundError, CheckpointError, TokenizerError: see `paged.models`.
     """
-    from paged.runtime.pooling.setup import makes_no_text, runs_pooling
-
     source = find_model(config)
-    if runs_pooling(config, source):
-        advice = "" if makes_no_text(source) else " --runner generate makes text of it."
-        raise ConfigError(
-            f"{source.name} gives embeddings or scores, not text: serve it with `paged serve`, or "
-            f"ask `LLM.embed` or `LLM.score`.{advice}"
-        )
+    _check_makes_text(config, source)
     defaults = default_params(config, source)
     tokenizer = None if config.skip_tokenizer_init else load_tokenizer(config, source)
     if make_core is None:
@@ -204,6 +197,18 @@ def load_engine(
     return Engine(core, front, about)
 
 
+def _check_makes_text(config: EngineConfig, source: ModelSource) -> None:
+    # Here, so that front, processor and their tests need no JAX.
+    from paged.runtime.pooling.setup import makes_no_text, runs_pooling
+
+    if runs_pooling(config, source):
+        advice = "" if makes_no_text(source) else " --runner generate makes text of it."
+        raise ConfigError(
+            f"{source.name} gives embeddings or scores, not text: serve it with `paged serve`, or "
+            f"ask `LLM.embed` or `LLM.score`.{advice}"
+        )
+
+
 def load_again(
     config: EngineConfig, front: Front, make_core: Callable[[EngineConfig], LoadedCore] | None
 ) -> Engine:
@@ -217,7 +222,6 @@ def load_again(
 
 def find_model(config: EngineConfig) -> ModelSource:
     """The model that a configuration names. Raises ModelNotFoundError, or what is wrong with it."""
-    # Here, so that front, processor and their tests need no JAX.
     from paged.models.loading import resolve_model
 
     source = resolve_model(
