@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from paged.cache import CacheSpec
 from paged.errors import ConfigError
-from paged.groups import LayerGroup
 from paged.models.activations import ACTIVATIONS
 from paged.models.config_values import TOO_MANY, count, flag, number, shown
 from paged.models.quantized.published import published_quantization
@@ -170,22 +169,15 @@ class ModelConfig:
             return int(self.max_position_embeddings * scaling.factor)
         return self.max_position_embeddings
 
-    def cache_spec(
-        self,
-        num_pages: int,
-        page_size: int,
-        dtype: jnp.dtype,
-        groups: tuple[LayerGroup, ...] = (),
-    ) -> CacheSpec:
+    def cache_spec(self, num_pages: int, page_size: int, dtype: jnp.dtype) -> CacheSpec:
         """The pages that its layers need; for the arguments see `CacheSpec`."""
         return CacheSpec(
-            num_layers=max((len(group.layers) for group in groups), default=self.num_layers),
+            num_layers=self.num_layers,
             num_pages=num_pages,
             page_size=page_size,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
             dtype=dtype,
-            groups=groups,
             latent_rank=self.latent_rank,
         )
 

@@ -57,7 +57,6 @@ class PagePool:
         page_size: tokens a page holds.
         enable_prefix_caching: whether pages keep their hash when nobody holds them any more.
         host: where the content of evicted pages goes.
-        num_evicted: cached pages taken for new content so far.
         num_saved, num_loaded: pages written to the host so far, and those that came back.
         on_forget: told the hashes of content that is not to be trusted.
     """
@@ -78,7 +77,7 @@ class PagePool:
         self.page_size = page_size
         self.enable_prefix_caching = enable_prefix_caching
         self.host = HostPages(num_host_pages)
-        self.num_evicted = self.num_saved = self.num_loaded = 0
+        self.num_saved = self.num_loaded = 0
         self.on_forget: Callable[[Sequence[bytes]], None] = lambda hashes: None
         self._moves: list[PageMove] = []
         self._references = [0] * num_pages
@@ -106,10 +105,6 @@ class PagePool:
     @property
     def num_used(self) -> int:
         return self.num_pages - 1 - self.num_available
-
-    def ref_count(self, page: int) -> int:
-        """How many page tables hold the page."""
-        return self._references[page]
 
     def states(self) -> bytes:
         """Each page from 1 on: free (0), cached (1), used (2), or used by several sequences (3)."""
@@ -316,7 +311,6 @@ class PagePool:
             self._moves.append(PageMove(page, host_page, to_host=True, page_hash=page_hash))
             self.num_saved += 1
         self._free.append(page)
-        self.num_evicted += 1
 
 
 def of_group(page_hash: bytes, group: int) -> bytes:

@@ -216,43 +216,19 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         self._check_choices()
-        self._check_offloading()
-        if self.model == "":
-            raise ConfigError("--model must not be empty: leave it out for the embedded model")
-        if self.block_size not in PAGE_SIZES:
-            raise ConfigError(
-                f"--block-size must be one of {', '.join(map(str, PAGE_SIZES))}, "
-                f"got {self.block_size}"
-            )
+        self._check_model()
         self._check_devices()
         self._check_hosts()
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigError(
-                "--gpu-memory-utilization must be above 0 and at most 1, "
-                f"got {self.gpu_memory_utilization}"
-            )
+        self._check_memory()
+        self._check_offloading()
+        self._check_counts()
+        self._check_lanes()
+        self._check_queue()
         if not 0 <= self.attention_tuning_seconds < float("inf"):
             raise ConfigError(
                 "--attention-tuning-seconds must be at least 0 and finite, "
                 f"got {self.attention_tuning_seconds}"
             )
-        if not 0 <= self.max_logprobs <= MAX_LOGPROBS:
-            raise ConfigError(
-                f"--max-logprobs must be between 0 and {MAX_LOGPROBS}, got {self.max_logprobs}"
-            )
-        if self.max_model_len is not None and self.max_model_len != -1 and self.max_model_len < 2:
-            raise ConfigError(
-                f"--max-model-len must be at least 2, or -1, got {self.max_model_len}"
-            )
-        for name, limit in _COUNTS.items():
-            value = getattr(self, name)
-            if value is not None and not 1 <= value < limit:
-                allowed = f"at least 1 and below {limit}"
-                raise ConfigError(f"--{name.replace('_', '-')} must be {allowed}, got {value}")
-        if not -(2**63) <= self.seed < 2**63:
-            raise ConfigError(f"--seed must be a 64-bit integer, got {self.seed}")
-        self._check_lanes()
-        self._check_queue()
 
     def _check_choices(self) -> None:
         """What the command line refuses by itself is refused for `LLM(...)`, too."""
@@ -263,6 +239,39 @@ class EngineConfig:
                 raise ConfigError(
                     f"--{name.replace('_', '-')} must be one of {allowed}, got {value!r}"
                 )
+
+    def _check_model(self) -> None:
+        if self.model == "":
+            raise ConfigError("--model must not be empty: leave it out for the embedded model")
+        if self.max_model_len is not None and self.max_model_len != -1 and self.max_model_len < 2:
+            raise ConfigError(
+                f"--max-model-len must be at least 2, or -1, got {self.max_model_len}"
+            )
+        if not -(2**63) <= self.seed < 2**63:
+            raise ConfigError(f"--seed must be a 64-bit integer, got {self.seed}")
+        if not 0 <= self.max_logprobs <= MAX_LOGPROBS:
+            raise ConfigError(
+                f"--max-logprobs must be between 0 and {MAX_LOGPROBS}, got {self.max_logprobs}"
+            )
+
+    def _check_memory(self) -> None:
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                "--gpu-memory-utilization must be above 0 and at most 1, "
+                f"got {self.gpu_memory_utilization}"
+            )
+        if self.block_size not in PAGE_SIZES:
+            raise ConfigError(
+                f"--block-size must be one of {', '.join(map(str, PAGE_SIZES))}, "
+                f"got {self.block_size}"
+            )
+
+    def _check_counts(self) -> None:
+        for name, limit in _COUNTS.items():
+            value = getattr(self, name)
+            if value is not None and not 1 <= value < limit:
+                allowed = f"at least 1 and below {limit}"
+                raise ConfigError(f"--{name.replace('_', '-')} must be {allowed}, got {value}")
 
     def _check_queue(self) -> None:
         for name, least in (("max_waiting", 0), ("max_waiting_tokens", 1)):

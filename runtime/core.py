@@ -122,7 +122,9 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._in_flight or self._preparing or self._refused)
+        """Whether `step` has something to do, be it to say that the core has died."""
+        waits = bool(self._in_flight or self._preparing or self._refused)
+        return self._scheduler.has_work or waits or self._cause_of_death is not None
 
     def fileno(self) -> None:
         """No other process has news for `step`."""
@@ -286,6 +288,7 @@ class EngineCore:
         self._scheduler.finish([sequence.sequence_id for _, sequence in ended], reason)
         for _, sequence in ended:
             self._forget(sequence)
+        self._preparing = [each for each in self._preparing if each.live.sequences]
         return [ending(live, index, reason.value) for index, _ in ended]
 
     def _end_late(self) -> list[SequenceOutput]:

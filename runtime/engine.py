@@ -33,7 +33,8 @@ class Core(Protocol):
     """What an engine needs of `EngineCore`, or of a `RemoteCore` that speaks for one.
 
     Attributes:
-        has_work: whether `step` gets something done, or has something to say, at once.
+        has_work: whether `step` gets something done, or has something to say, at once: if only
+            that the core has died, be there a request to hear it or not.
     """
 
     @property
@@ -76,12 +77,11 @@ class Engine:
         self.front, self.about = front, about
         self._core = core
         self._processor = OutputProcessor(front.tokenizer)
-        self._has_failed = False
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do, be it to say that the core has died."""
-        return self._core.has_work or self._has_failed
+        return self._core.has_work
 
     def fileno(self) -> int | None:
         """What becomes readable when there is work to do; None if `step` alone makes it."""
@@ -111,9 +111,7 @@ class Engine:
 
         If the device fails, every request ends with an error, and the next call raises EngineDead.
         """
-        news = self._core.step()
-        self._has_failed = any(item.finish_reason == "error" for item in news)
-        outputs, aborts = self._processor.process(news)
+        outputs, aborts = self._processor.process(self._core.step())
         for request_id, index in aborts:
             self._core.abort(request_id, index)
         return outputs
@@ -179,15 +177,8 @@ def load_engine(
         ConfigError: flags that do not go together or do not fit the device.
         ModelNotFoundError, CheckpointError, TokenizerError: see `paged.models`.
     """
-    from paged.runtime.pooling.setup import makes_no_text, runs_pooling
-
     source = find_model(config)
-    if runs_pooling(config, source):
-        advice = "" if makes_no_text(source) else " --runner generate makes text of it."
-        raise ConfigError(
-            f"{source.name} gives embeddings or scores, not text: serve it with `paged serve`, or "
-            f"ask `LLM.embed` or `LLM.score`.{advice}"
-        )
+    _check_makes_text(config, source)
     defaults = default_params(config, source)
     tokenizer = None if config.skip_tokenizer_init else load_tokenizer(config, source)
     if make_core is None:
@@ -206,6 +197,18 @@ def load_engine(
     return Engine(core, front, about)
 
 
+def _check_makes_text(config: EngineConfig, source: ModelSource) -> None:
+    # Here, so that front, processor and their tests need no JAX.
+    from paged.runtime.pooling.setup import makes_no_text, runs_pooling
+
+    if runs_pooling(config, source):
+        advice = "" if makes_no_text(source) else " --runner generate makes text of it."
+        raise ConfigError(
+            f"{source.name} gives embeddings or scores, not text: serve it with `paged serve`, or "
+            f"ask `LLM.embed` or `LLM.score`.{advice}"
+        )
+
+
 def load_again(
     config: EngineConfig, front: Front, make_core: Callable[[EngineConfig], LoadedCore] | None
 ) -> Engine:
@@ -219,7 +222,6 @@ def load_again(
 
 def find_model(config: EngineConfig) -> ModelSource:
     """The model that a configuration names. Raises ModelNotFoundError, or what is wrong with it."""
-    # Here, so that front, processor and their tests need no JAX.
     from paged.models.loading import resolve_model
 
     source = resolve_model(

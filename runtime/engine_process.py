@@ -145,8 +145,6 @@ def _serve(core: ServedCore, clients: Clients) -> None:
             clients.tell([], core.stats(), everybody=True)
         outputs = core.step() if core.has_work else []
         clients.tell(outputs, core.stats(), everybody=not core.has_work)
-        if any(item.finish_reason == "error" for item in outputs):
-            core.step()  # raises what the core died of
 
 
 def _take(

@@ -183,16 +183,13 @@ class EngineThread:
     def _run(self) -> None:
         try:
             self._serve()
-            self._close(_SHUT_DOWN)
+        except EngineDead as error:
+            if not self._is_told_to_end:  # else it was not to live on
+                self.dead_error = error
         except Exception as error:
-            if isinstance(error, EngineDead) and self._is_told_to_end:  # it was not to live on
-                self._close(_SHUT_DOWN)
-                return
-            if not isinstance(error, EngineDead):
-                logger.exception("The engine's thread failed")
-                error = EngineDead(f"the engine stopped: {type(error).__name__}: {error}")
-            self.dead_error = error
-            self._close(str(error))
+            logger.exception("The engine's thread failed")
+            self.dead_error = EngineDead(f"the engine stopped: {type(error).__name__}: {error}")
+        self._close(_SHUT_DOWN if self.dead_error is None else str(self.dead_error))
 
     def _serve(self) -> None:
         engine = self._engine

@@ -254,11 +254,12 @@ class OutputProcessor:
 
 def _fail(live: _Request, error: Exception) -> list[tuple[str, int]]:
     """End what still runs of a request with an error; the sequences that ended so."""
-    live.news = dict(enumerate(live.sequences))
-    failed = [sequence.output for sequence in live.sequences if not sequence.output.finished()]
-    for output in failed:
+    failed = [sequence for sequence in live.sequences if not sequence.output.finished()]
+    for sequence in failed:
+        output = sequence.output
+        live.news[output.index] = sequence
         output.finish_reason, output.error = "error", f"{type(error).__name__}: {error}"
-    return [(live.request.request_id, output.index) for output in failed]
+    return [(live.request.request_id, sequence.output.index) for sequence in failed]
 
 
 def _fresh(index: int, params: SamplingParams) -> CompletionOutput:

@@ -180,7 +180,7 @@ class Scheduler:
         return self._lanes is not None and num_tokens > self._lanes.long_prompt
 
     def add(self, sequence: Sequence) -> None:
-        """Take a new sequence; a parent must have been added before its forks.
+        """Take a new sequence; a parent must have been added before its forks, or be none any more.
 
         Raises:
             ValueError: it has no prompt, or it could outgrow max_model_len.
@@ -194,6 +194,8 @@ class Scheduler:
             )
         assert sequence.sequence_id not in self._sequences, "a sequence_id is taken"
         self._sequences[sequence.sequence_id] = sequence
+        if sequence.parent and sequence.parent.sequence_id not in self._sequences:
+            sequence.parent = None  # ended before it was queued: it computes no prompt
         sequence.is_long = self._is_long(sequence)
         if sequence.parent is None:
             self._count_backlog(sequence, len(sequence.prompt))
@@ -219,14 +221,8 @@ class Scheduler:
         self.pool.reset_prefix_cache()
         return failed
 
-    def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
-        """Forget all cached pages; refused (False) while sequences hold pages.
-
-        Args:
-            preempt_running: take the pages away first; the sequences compute them again.
-        """
-        while preempt_running and (sequence := self._running.last):
-            self._preempt(sequence)
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached pages; refused (False) while sequences hold pages."""
         return self.pool.reset_prefix_cache()
 
     def schedule(self) -> StepPlan | None:

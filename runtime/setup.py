@@ -24,7 +24,6 @@ from paged.models.loading import ModelSource
 from paged.models.mesh import shares
 from paged.models.offloading import OnHost, host_shapes
 from paged.models.quantized import weight_bytes
-from paged.models.registry import get_family
 from paged.models.spread import check_devices
 from paged.models.stages import Stage, divide
 from paged.models.weights import for_device
@@ -177,12 +176,14 @@ def _prepare_device(
     with clock.phase("device"):
         devices = claim_devices(config)
     device = own_devices(devices)[0]
-    source = _with_weights_on_host(config, source, device)
     dtype = resolve_dtype(config.dtype, source.config, device.platform)
+    source = _with_weights_on_host(config, source, dtype)
     with ExitStack() as compilers:
         parts = _parts(config, source, devices, dtype, compilers)
         with clock.phase("memory"):
-            divided = _agreed([_divided(config, source, part, progress) for part in parts])
+            divided = _agreed(
+                [_divide_memory(config, source, part, dtype, progress=progress) for part in parts]
+            )
         tell_quantization(source.config, source.specs, dtype)
         loaded: list[StepDevice] = []
         for part, (shapes, memory) in zip(parts, divided, strict=True):
@@ -232,21 +233,6 @@ def _stages(config: EngineConfig, model: ModelConfig, dtype: jnp.dtype) -> tuple
     """Those of a pipeline; none where the model is in one piece."""
     number = config.pipeline_parallel_size
     return divide(model.num_layers, number, model.hidden_size, dtype) if number > 1 else ()
-
-
-def _divided(
-    config: EngineConfig, source: ModelSource, part: _Part, progress: bool
-) -> tuple[StepShapes, MemoryPlan]:
-    shapes, _, memory = _divide_memory(
-        config,
-        source.config,
-        part.devices,
-        part.compiler,
-        on_host=source.on_host,
-        progress=progress,
-        stage=part.stage,
-    )
-    return shapes, memory
 
 
 def _agreed(
@@ -321,10 +307,9 @@ def _pipeline(
 
 
 def _with_weights_on_host(
-    config: EngineConfig, source: ModelSource, device: jax.Device
+    config: EngineConfig, source: ModelSource, dtype: jnp.dtype
 ) -> ModelSource:
     """The same model, the weights of some layers on the host if that is asked for."""
-    dtype = resolve_dtype(config.dtype, source.config, device.platform)
     available = available_memory(swap=False)
     layers = source.specs.layers if config.cpu_offload_gb else ()
     on_host = layers_on_host(config.cpu_offload_gb, layers, dtype, available)
@@ -410,33 +395,26 @@ def free_memory(device: jax.Device) -> int:
 
 
 def _divide_memory(
-    config: EngineConfig,
-    model: ModelConfig,
-    devices: Sequence[jax.Device],
-    compiler: Compiler,
-    *,
-    on_host: frozenset[int] = frozenset(),
-    progress: bool = False,
-    stage: Stage | None = None,
-) -> tuple[StepShapes, jnp.dtype, MemoryPlan]:
+    config: EngineConfig, source: ModelSource, part: _Part, dtype: jnp.dtype, *, progress: bool
+) -> tuple[StepShapes, MemoryPlan]:
     """Give what weights, state and steps leave to pages, and settle every shape.
 
     Of several devices, all have the same: bytes are those of each.
     """
-    own = own_devices(devices)
+    model, stage, own = source.config, part.stage, own_devices(part.devices)
     device = own[0]
     on_cpu = device.platform == "cpu"
     budget = None if on_cpu else least_of_all(min(map(free_memory, own)))
-    dtype = resolve_dtype(config.dtype, model, device.platform)
-    check_devices(get_family(model.architecture).specs(model), model, len(devices))
+    check_devices(source.specs, model, len(part.devices))
     latents = model.latent_rank is not None
-    placement = Placement.on(devices, latents=latents, pinned=stage is not None)
+    placement = Placement.on(part.devices, latents=latents, pinned=stage is not None)
     shapes = shapes_before_pages(config, model, placement, device, dtype, budget, stage)
     # Each process might find something else to be fastest, and all must run the same.
     is_alone = config.nnodes == 1 and stage is None
     seconds = config.attention_tuning_seconds if is_alone else 0.0
     tilings = tilings_for(shapes, dtype, device, seconds=seconds, memory=budget, progress=progress)
-    params = host_shapes(weight_shapes(model, dtype, placement, stage), on_host, device)
+    described = weight_shapes(model, dtype, placement, stage)
+    params = host_shapes(described, source.on_host, device)
     weights_on_host = num_bytes([each for each in params.layers if isinstance(each, OnHost)])
     weights = num_bytes(shares(params)) - weights_on_host
     shapes = replace(shapes, tilings=tilings)
@@ -445,7 +423,7 @@ def _divide_memory(
     shapes = with_host_pages(config, shapes, budget, available)
     steps = 0
     if budget is not None and config.kv_cache_memory_bytes is None:
-        steps = step_memory(shapes, for_device(params, device), compiler) + DEVICE_RESERVE
+        steps = step_memory(shapes, for_device(params, device), part.compiler) + DEVICE_RESERVE
     memory = memory_plan(
         config, shapes, budget, weights=weights, weights_on_host=weights_on_host, steps=steps
     )
@@ -454,4 +432,4 @@ def _divide_memory(
     shapes = replace(
         shapes, model=shapes.model.for_length(length), cache=cache, max_model_len=length
     )
-    return shapes, dtype, memory
+    return shapes, memory

@@ -89,9 +89,7 @@ def load_params(
     return jax.tree.unflatten(structure, params)
 
 
-def load_param(
-    spec: ParamSpec, checkpoint: Checkpoint, dtype: jnp.dtype, sharding: Any = None
-) -> jax.Array:
+def load_param(spec: ParamSpec, checkpoint: Checkpoint, dtype: jnp.dtype) -> jax.Array:
     """Load one parameter; it has arrived when this returns.
 
     Args:
@@ -100,7 +98,7 @@ def load_param(
     Raises:
         CheckpointError: it has NaN or infinity in it.
     """
-    return _load_group([(spec, sharding)], checkpoint, dtype)[0]
+    return _load_group([(spec, None)], checkpoint, dtype)[0]
 
 
 def _load_group(

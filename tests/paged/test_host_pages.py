@@ -50,7 +50,7 @@ def test_what_is_evicted_goes_to_the_host_and_comes_back() -> None:
     [loaded] = pool.bring([found])
     assert pool.take_moves() == (PageMove(loaded, 0, False, b"a"),)
     assert pool.match([b"a"], on_host=True) == [loaded], "pages come before host pages"
-    assert pool.ref_count(loaded) == 1
+    assert pool._references[loaded] == 1
     assert (pool.num_saved, pool.num_loaded) == (1, 1)
 
 

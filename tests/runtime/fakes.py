@@ -107,7 +107,7 @@ class FakeCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.live or self._in_flight)
+        return bool(self.live or self._in_flight or self._dead)
 
     def fileno(self) -> None:
         pass

@@ -287,6 +287,19 @@ def test_death_reaches_everyone(core, monkeypatch):
     engine.shutdown()
 
 
+def test_a_death_that_ends_no_request_is_noticed(core, monkeypatch):
+    def die_for_nobody() -> None:
+        if not core.live:  # what is in flight is nobody's any more
+            core.dies_at = core.num_steps
+
+    core.on_step = die_for_nobody
+    engine = make(core, monkeypatch)
+    asyncio.run(leave_by_break(engine))
+    asyncio.run(until(lambda: engine.errored))
+    check_dead(engine, "the device fell off")
+    engine.shutdown()
+
+
 def test_an_unexpected_failure_kills_too(core, monkeypatch, caplog):
     def fail() -> None:
         if core.num_steps == 5:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from paged.models.loading import ModelSource, resolve_model
 from paged.runtime import backend
@@ -18,8 +20,9 @@ from paged.runtime.config import EngineConfig
 from paged.runtime.core import EngineCore
 from paged.runtime.engine_state import EngineState
 from paged.runtime.errors import ConfigError, EngineDead, InvalidRequest
+from paged.runtime.guides import Compiled, Grammars
 from paged.runtime.messages import Candidates, EngineRequest, SequenceOutput
-from paged.runtime.runner import StepRunner
+from paged.runtime.runner import InFlight, StepRunner
 from paged.runtime.sampling_params import SamplingParams
 from tests.runtime.conftest import compile_few
 
@@ -348,6 +351,19 @@ def test_abort_of_one_sequence_leaves_its_siblings(core: EngineCore) -> None:
     ]
 
 
+def test_whoever_leaves_while_its_grammar_is_compiled_leaves_nothing(
+    core: EngineCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling: Compiled = Future()
+    monkeypatch.setattr(Grammars, "compile", lambda grammars, grammar: compiling)
+    core.add(replace(make_request("a", prompt_of(5), n=2, temperature=1.0), grammar="x"))
+    core.abort("a", 0)
+    assert core.stats().num_waiting == 1
+    core.abort("a", 1)
+    assert not core.has_work
+    assert core._queue().num_waiting == 0
+
+
 def test_a_request_id_in_use_is_refused(core: EngineCore) -> None:
     core.add(make_request("twin", prompt_of(5)))
     with pytest.raises(InvalidRequest, match="twin"):
@@ -382,10 +398,29 @@ def test_a_failing_step_ends_every_request_and_the_engine(
         ("b", 1, "error"),
     }
     assert all("out of memory on the device" in (item.error or "") for item in ends)
-    assert not core.has_work
+    assert core.has_work, "so that someone asks, and hears it"
     with pytest.raises(EngineDead, match="out of memory on the device"):
         core.add(make_request("c", prompt_of(5)))
     with pytest.raises(EngineDead):
+        core.step()
+    core.close()
+
+
+def test_a_step_that_fails_when_nobody_waits_for_it_is_told_too(
+    source: ModelSource, compile_cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = make_core(source, compile_cache)
+    core.add(make_request("a", prompt_of(5)))
+    core.step()
+    core.abort("a")
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("an illegal address")
+
+    monkeypatch.setattr(InFlight, "read", fail)
+    assert core.step() == []
+    assert core.has_work, "so that someone asks, and hears it"
+    with pytest.raises(EngineDead, match="an illegal address"):
         core.step()
     core.close()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -107,9 +108,11 @@ def test_longrope_turns_as_the_longest_sequence_asks(
 ) -> None:
     """The first training of this one was on 128 tokens."""
     golden = load_golden("phi3_longrope_short_tied")
-    model = resolve_model(write_checkpoint(tmp_path, golden)).config
+    source = resolve_model(write_checkpoint(tmp_path, golden))
     config = EngineConfig(**FLAGS, max_model_len=max_model_len)
     with Compiler() as compiler:
-        shapes, _, _ = setup._divide_memory(config, model, jax.devices()[:1], compiler)
+        part = setup._Part(None, jax.devices()[:1], compiler)
+        dtype = jnp.dtype(jnp.float32)
+        shapes, _ = setup._divide_memory(config, source, part, dtype, progress=False)
     assert shapes.model.rope_scaling is not None
     assert list(shapes.model.rope_scaling.divisors) == golden["config"]["rope_parameters"][factors]

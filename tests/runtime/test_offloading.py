@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from tests.models.harness import load_golden, write_checkpoint
 from tests.runtime.test_core import (
     MODEL,
     PAGE_BYTES,
+    VOCAB,
     drain,
     make_core,
     make_request,
@@ -37,10 +39,14 @@ from tests.runtime.test_core import (
     source,
     tokens_of,
 )
+from tests.runtime.test_scheduler import preempt_all
 
 __all__ = ["source"]
 
 pytestmark = pytest.mark.usefixtures("few_programs")
+
+Tokens = dict[tuple[str, int], list[int]]
+"""By request and index."""
 
 FLAGS: dict[str, Any] = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "max_model_len": 96}
 HOST = {"kv_offloading_size": 2**-10}  # a MiB
@@ -70,9 +76,8 @@ def crowd() -> list[EngineRequest]:
 
 def swap_everything(core: EngineCore) -> None:
     """Take all pages from running sequences, and all content from the pool."""
-    scheduler, pool = core._scheduler, core._pool
-    while sequence := scheduler._running.last:
-        scheduler._preempt(sequence)
+    pool = core._pool
+    preempt_all(core._scheduler)
     pool.release(pool.allocate(pool.num_available))
     assert pool.num_cached == 0
 
@@ -146,6 +151,68 @@ def test_a_crowd_in_few_pages_answers_as_one_by_one(fresh: EngineCore) -> None:
         after = fresh.stats()
     assert after.num_preemptions > before.num_preemptions
     assert after.host_bytes_loaded > before.host_bytes_loaded
+    assert after.compiles_after_warmup == 0
+
+
+def random_prompt(random: Random) -> list[int]:
+    """One of three beginnings, cut near the ends of pages, and something of its own."""
+    shared = prompt_of(70, seed=random.randrange(3))[: random.choice((0, 7, 8, 9, 32, 33, 63, 70))]
+    return shared + random.choices(range(8, VOCAB), k=random.choice((1, 2, 7, 8, 20)))
+
+
+def random_params(random: Random) -> dict[str, Any]:
+    params: dict[str, Any] = {"max_tokens": random.randint(1, 40)}
+    if random.random() < 0.6:
+        params |= {"temperature": 1.0, "seed": random.randrange(99), "n": random.choice((1, 2, 3))}
+        params |= {"top_p": random.choice((1.0, 0.9)), "top_k": random.choice((0, 5))}
+    if random.random() < 0.3:
+        params |= {"repetition_penalty": 1.3, "frequency_penalty": 0.5}
+    if random.random() < 0.3:
+        params |= {"stop_token_ids": random.sample(range(8, VOCAB), 20), "min_tokens": 1}
+    if random.random() < 0.2:
+        params |= {"banned_token_ids": random.sample(range(8, VOCAB), 50)}
+    if random.random() < 0.2:
+        params |= {"prompt_logprobs": 0}
+    return params
+
+
+def disturbed(
+    core: EngineCore, requests: list[EngineRequest], random: Random
+) -> tuple[Tokens, set[str]]:
+    """The tokens of requests that come, leave and lose their pages at random, and who left."""
+    coming, left, news = list(requests), set[str](), list[SequenceOutput]()
+    scheduler = core._scheduler
+    while coming or core.has_work:
+        while coming and random.random() < 0.3:
+            core.add(coming.pop(0))
+        if core._requests and random.random() < 0.03:
+            left.add(name := random.choice(list(core._requests)))
+            news += core.abort(name, random.choice((None, 0)))
+        if scheduler.num_running and random.random() < 0.05:
+            scheduler._preempt(random.choice(list(scheduler._running)))
+        news += core.step() if core.has_work else []
+        core._pool.check()
+    return tokens_of(news), left
+
+
+def test_random_traffic_is_answered_one_by_one(fresh: EngineCore) -> None:
+    """With a sampler and its state, what `test_scheduler_simulation` does without a device."""
+    before = fresh.stats()
+    for seed in range(2):
+        random = Random(seed)
+        requests = [
+            make_request(f"{number}", random_prompt(random), **random_params(random))
+            for number in range(8)
+        ]
+        together, left = disturbed(fresh, requests, random)
+        for request in requests:
+            assert fresh.reset_prefix_cache(), "nobody holds pages any more"
+            for key, tokens in run(fresh, request).items():
+                found = together[key]
+                length = len(found if request.request_id in left else tokens)
+                assert found == tokens[:length], f"{key} of seed {seed}"
+    after = fresh.stats()
+    assert after.num_preemptions > before.num_preemptions
     assert after.compiles_after_warmup == 0
 
 

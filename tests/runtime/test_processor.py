@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paged.models.tokenizer import Tokenizer
+from paged.runtime.detokenizer import Detokenizer
 from paged.runtime.messages import EngineRequest, SequenceOutput
 from paged.runtime.outputs import RequestOutput, join_deltas
 from paged.runtime.processor import OutputProcessor
@@ -302,3 +303,20 @@ def test_a_failing_tokenizer_fails_its_request_alone(monkeypatch, caplog):
     assert outputs[0].outputs[1].error == "KeyError: 97"
     assert "bad failed" in caplog.text
     assert processor.request_ids == ["good"]
+
+
+def test_a_failure_ends_once_what_had_ended_before(monkeypatch):
+    request = Request(SamplingParams(n=3, output_kind=DELTA))
+    request.feed("a", finish_reason="length")
+
+    def fail(self: Detokenizer, token: int) -> str:
+        raise KeyError(token)
+
+    monkeypatch.setattr(Detokenizer, "push", fail)
+    output = request.feed("b", index=1)
+    assert output is not None
+    assert output.finished
+    assert [(each.index, each.finish_reason) for each in output.outputs] == [
+        (1, "error"),
+        (2, "error"),
+    ]

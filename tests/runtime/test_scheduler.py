@@ -56,6 +56,12 @@ def step(scheduler: Scheduler, token: int = TOKEN) -> list[tuple[int, int, int, 
     return rows(plan)
 
 
+def preempt_all(scheduler: Scheduler) -> None:
+    """Take all pages from running sequences."""
+    while sequence := scheduler._running.last:
+        scheduler._preempt(sequence)
+
+
 # Batching
 
 
@@ -301,7 +307,8 @@ def test_finishing_from_outside_works_in_every_state() -> None:
     step(scheduler)
     assert scheduler.finish([1], FinishReason.STOP) == [running]
     assert running.finish_reason is FinishReason.STOP
-    scheduler.reset_prefix_cache(preempt_running=True)
+    preempt_all(scheduler)
+    scheduler.reset_prefix_cache()
     assert scheduler.abort([3, 2]) == [waiting, preempted]
     assert preempted.finish_reason is FinishReason.ABORT
     assert not scheduler.has_work

@@ -10,6 +10,7 @@ from paged.runtime import page_tables
 from paged.runtime.plan import StepPlan
 from paged.runtime.scheduler import Scheduler, SchedulerConfig
 from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits, Status
+from tests.runtime.test_scheduler import preempt_all
 
 PAGE_SIZE = 4
 
@@ -243,12 +244,13 @@ def test_a_lone_sequence_gets_as_long_as_the_pool_allows() -> None:
     assert scheduler.num_preemptions == 0
 
 
-def test_a_reset_is_refused_unless_the_running_are_preempted() -> None:
+def test_a_reset_is_refused_while_pages_are_held() -> None:
     scheduler = make_scheduler()
     sequence = add(scheduler, 1, tokens(1, 9))
     step(scheduler)
     assert not scheduler.reset_prefix_cache()
-    assert scheduler.reset_prefix_cache(preempt_running=True)
+    preempt_all(scheduler)
+    assert scheduler.reset_prefix_cache()
     assert scheduler.pool.num_free == 64
     assert rows(step(scheduler)) == [(1, 0, 10)]
     assert sequence.outputs == [7, 7]
@@ -382,7 +384,7 @@ def test_forks_share_full_pages_and_copy_the_one_they_write_to() -> None:
     assert plan.copies == ((parent.page_tables[0][2], child.page_tables[0][2]),)
     assert plan.page_updates == tuple((1, i, page) for i, page in enumerate(child.page_tables[0]))
     held = [
-        scheduler.pool.ref_count(page) for page in (*parent.page_tables[0], *child.page_tables[0])
+        scheduler.pool._references[page] for page in (*parent.page_tables[0], *child.page_tables[0])
     ]
     assert held == [2, 2, 1, 2, 2, 1]
 
@@ -432,6 +434,15 @@ def test_a_fork_whose_parent_is_gone_is_an_ordinary_prompt(caching: bool) -> Non
     assert read(scheduler, plan) == []
 
 
+def test_a_fork_whose_parent_ended_before_it_was_queued_waits_for_nobody() -> None:
+    scheduler = make_scheduler()
+    parent = Sequence(1, tokens(1, 10), SequenceLimits(max_tokens=4))
+    forks = [fork(scheduler, number, parent) for number in (2, 3)]
+    assert scheduler.backlog == [20, 0]
+    assert rows(step(scheduler)) == [(2, 0, 10), (3, 8, 2)]
+    assert all(each.outputs for each in forks)
+
+
 def test_a_fork_added_late_waits_for_the_rest_of_the_prompt() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=8)
     parent = add(scheduler, 1, tokens(1, 17))
@@ -458,7 +469,8 @@ def test_forks_wait_for_a_parent_that_was_preempted_before_its_prompt_was_done()
     parent = add(scheduler, 1, tokens(1, 10))
     fork(scheduler, 2, parent)
     step(scheduler)
-    scheduler.reset_prefix_cache(preempt_running=True)
+    preempt_all(scheduler)
+    scheduler.reset_prefix_cache()
     assert [rows(step(scheduler)) for _ in range(3)] == [
         [(1, 0, 8)],
         [(1, 8, 2)],
@@ -484,7 +496,8 @@ def test_no_page_is_copied_in_the_step_that_writes_it_again() -> None:
     fork(scheduler, 2, parent)
     step(scheduler)
     scheduler.abort([other.sequence_id])
-    scheduler.reset_prefix_cache(preempt_running=True)
+    preempt_all(scheduler)
+    scheduler.reset_prefix_cache()
     plan = step(scheduler)
     assert rows(plan) == [(1, 0, 11), (2, 8, 2)]
     assert plan.copies == ()

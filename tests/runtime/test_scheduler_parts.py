@@ -37,7 +37,7 @@ def test_a_prompt_goes_on_within_a_page() -> None:
     assert second.page_tables[0][0] == pages[0]
     assert plan.copies == (PageCopy(pages[1], second.page_tables[0][1]),)
     assert (second.num_cached, scheduler.prefix_hits) == (7, 7)
-    assert scheduler.pool.ref_count(pages[1]) == 0
+    assert scheduler.pool._references[pages[1]] == 0
     read(scheduler, plan)
 
 

@@ -25,6 +25,7 @@ from paged.runtime.load_costs import FREE, LoadCosts
 from paged.runtime.plan import Row, StepPlan, TokenEvent
 from paged.runtime.scheduler import Scheduler, SchedulerConfig
 from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits
+from tests.runtime.test_scheduler import preempt_all
 
 VOCABULARY = 3  # few tokens, so that prompts often begin alike
 STOP, EOS = 1, 2
@@ -340,7 +341,9 @@ def random_traffic(simulation: Simulation, random: Random, num_steps: int) -> No
         if random.random() < 0.05 and simulation.alive:
             simulation.scheduler.abort([random.choice(simulation.alive).sequence_id])
         if random.random() < 0.01:
-            simulation.scheduler.reset_prefix_cache(preempt_running=random.random() < 0.5)
+            if random.random() < 0.5:
+                preempt_all(simulation.scheduler)
+            simulation.scheduler.reset_prefix_cache()
         simulation.step()
 
 
@@ -459,11 +462,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         alive = [sequence.sequence_id for sequence in self.simulation.alive]
         self.simulation.scheduler.abort(data.draw(st.lists(st.sampled_from(alive), max_size=2)))
 
-    @rule(preempt_running=st.booleans())
-    def reset(self, preempt_running: bool) -> None:
-        simulation = self.simulation
-        done = simulation.scheduler.reset_prefix_cache(preempt_running)
-        assert done == (simulation.scheduler.num_running == 0)
+    @rule(preempts=st.booleans())
+    def reset(self, preempts: bool) -> None:
+        scheduler = self.simulation.scheduler
+        if preempts:
+            preempt_all(scheduler)
+        assert scheduler.reset_prefix_cache() == (scheduler.num_running == 0)
 
     @invariant()
     def counts_agree(self) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from paged.models.loading import ModelSource, resolve_model
@@ -26,6 +27,7 @@ from tests.runtime.test_core import (
     run,
     tokens_of,
 )
+from tests.runtime.test_scheduler import preempt_all
 
 pytestmark = pytest.mark.usefixtures("few_programs")
 
@@ -57,7 +59,8 @@ def run_preempted(core: EngineCore, *requests: EngineRequest) -> dict[tuple[str,
         core.add(request)
     for _ in range(9):
         news += core.step()
-    core._scheduler.reset_prefix_cache(preempt_running=True)
+    preempt_all(core._scheduler)
+    core.reset_prefix_cache()
     assert core.stats().num_preemptions > 0
     return tokens_of(news + drain(core))
 
@@ -139,7 +142,9 @@ def test_a_crowd_in_few_pages_answers_as_one_by_one(
 def memory_of(source: ModelSource, **flags: Any) -> MemoryPlan:
     config = EngineConfig(**FLAGS | flags, kv_cache_memory_bytes=2**20)
     with Compiler() as compiler:
-        return setup._divide_memory(config, source.config, jax.devices()[:1], compiler)[2]
+        part = setup._Part(None, jax.devices()[:1], compiler)
+        dtype = jnp.dtype(jnp.float32)
+        return setup._divide_memory(config, source, part, dtype, progress=False)[1]
 
 
 def test_windows_make_room(tmp_path: Path) -> None:
