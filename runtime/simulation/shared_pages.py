@@ -1,4 +1,4 @@
-"""Pages that several rows of a step read: a device has them in its cache after the first of them."""
+"""Pages that several rows of a step read: after the first, a device has them in its cache."""
 
 from __future__ import annotations
 

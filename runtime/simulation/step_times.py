@@ -19,6 +19,7 @@ import numpy as np
 
 from paged.runtime.buckets import Buckets
 from paged.runtime.errors import ConfigError
+from paged.runtime.least_squares import least_squares
 from paged.runtime.plan import StepPlan
 from paged.runtime.simulation.shared_pages import SharedPages
 from paged.runtime.step_costs import Work
@@ -93,7 +94,7 @@ def fit(
     Errors count relative to what is expected of a step, as found in the pass before: relative to
     what was measured, steps that something held up would hardly count, and those that remain make
     a machine look faster than it is. No step is quicker for having more to do: what would come out
-    below 0 is left out. Where no step shares pages, to read one again costs what the first time does.
+    below 0 is left out. Where no step shares pages, to read one again costs what it does at first.
 
     Args:
         knots: token counts between which times are linear; by default those that were measured,
@@ -113,7 +114,7 @@ def fit(
     measured = np.array([step.milliseconds for step in steps])
     expected = np.full(len(steps), measured.mean())
     for _ in range(_PASSES):
-        found = _least_squares(features / expected[:, None], measured / expected)
+        found = least_squares(features / expected[:, None], measured / expected)
         expected = np.maximum(features @ found, 1e-3 * measured.mean())
     dense = np.cumsum([found[0], *(found[1:-3] * np.diff(points))])
     context, pairs, again = map(float, found[-3:])
@@ -140,21 +141,6 @@ def _features(step: MeasuredStep, knots: tuple[float, ...]) -> list[float]:
         max(min(step.tokens, end) - start, 0) for start, end in zip(knots, ends, strict=False)
     ]
     return [1.0, *beyond, step.context - step.again, step.pairs, step.again]
-
-
-def _least_squares(features: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Coefficients, none below 0, with which the rows come nearest to what is wanted."""
-    kept = np.flatnonzero(features.any(axis=0))
-    scales = np.abs(features).max(axis=0)
-    found = np.zeros(features.shape[1])
-    while len(kept):
-        scaled = features[:, kept] / scales[kept]
-        solved = np.linalg.lstsq(scaled, wanted, rcond=None)[0]
-        if solved.min() >= 0:
-            found[kept] = solved / scales[kept]
-            break
-        kept = np.delete(kept, solved.argmin())
-    return found
 
 
 @dataclass
