@@ -10,8 +10,8 @@ from paged.runtime.step_costs import StepCosts, Work
 _NUM_STEPS = 256
 _STEPS_BETWEEN_FITS = 8
 _FEWEST_STEPS = 32
-# A step that takes so many times what is expected of it counts as if it took just that, and one that
-# takes so much less likewise: the host was held up, or read the step before late.
+# A step that takes so many times what is expected of it counts as if it took just that, and one
+# that takes so much less likewise: the host was held up, or read the step before late.
 _MOST = 1.5
 # What is known of a cost from before weighs as much as this share of the steps, if they were all
 # of nothing else.
