@@ -16,6 +16,7 @@ from paged.models.config import ModelConfig
 from paged.models.registry import get_family, model_config
 from paged.models.spread import check_devices
 from tests.models.harness import load_golden, one_golden_a_family
+from tests.models.quantized.test_published import WEIGHT_ONLY
 from tests.models.spread_cases import SIZES, Case, Found
 
 # Of which numbers of devices can share the goldens as they are, the vocabulary of DeepSeek's apart.
@@ -100,6 +101,12 @@ def refusal(config: ModelConfig, devices: int) -> str:
         ("llama", {"num_attention_heads": 12}, 6, ["4 key/value heads", "Use 1 or 2 or 4."]),
         ("mixtral", {"num_local_experts": 6}, 4, ["(experts)", "6", "Use 1 or 2."]),
         ("olmo2", {}, 2, ["all heads of its queries are normalised as one", "Use 1."]),
+        (
+            "llama_wide",
+            {"quantization_config": WEIGHT_ONLY["gptq-ordered"][0]},
+            2,
+            ["an order of its own (desc_act or actorder)", "Use 1."],
+        ),
     ],
 )
 def test_what_devices_cannot_share_is_told(
