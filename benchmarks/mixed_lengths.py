@@ -80,7 +80,7 @@ class Simulated:
 
     def __init__(self, config: SchedulerConfig, num_pages: int = ENGINE.num_pages) -> None:
         scheduler = Scheduler(config, PagePool(num_pages, ENGINE.page_size))
-        self.replica = Replica(scheduler, step_clock(config).seconds)
+        self.replica = Replica(scheduler, step_clock(config, ENGINE.page_size).seconds)
         self._now = 0.0
 
     @property

@@ -114,7 +114,7 @@ def simulate(name: str, requests: list[Request], streams: int, args: argparse.Na
         max_num_batched_tokens=args.max_num_batched_tokens,
         max_model_len=args.max_model_len,
     )
-    clock = step_clock(config)
+    clock = step_clock(config, args.page_size)
     scheduler = Scheduler(config, PagePool(args.num_pages, args.page_size))
     load = Load(Replica(scheduler, clock.seconds), deque(requests))
     load.send(streams, 0.0)
@@ -128,11 +128,11 @@ def simulate(name: str, requests: list[Request], streams: int, args: argparse.Na
     return _report(name, load, clock, now, host)
 
 
-def step_clock(config: SchedulerConfig) -> StepClock:
+def step_clock(config: SchedulerConfig, page_size: int) -> StepClock:
     """Of an engine that is configured so."""
     seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
     buckets = Buckets.make(seqs, tokens, fewest_rows=ENGINE.fewest_rows)
-    return StepClock(buckets, ENGINE.step_times())
+    return StepClock(buckets, ENGINE.step_times(), page_size)
 
 
 def _report(name: str, load: Load, clock: StepClock, seconds: float, host: float) -> Report:

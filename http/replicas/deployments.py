@@ -8,14 +8,9 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.exceptions import RayError
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
-from ray.serve.exceptions import (
-    BackPressureError,
-    DeploymentUnavailableError,
-    RayServeException,
-)
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,7 +21,7 @@ from paged.http.replicas.joined import Whole
 from paged.http.replicas.options import ReplicaOptions, Told
 from paged.http.replicas.relay import Messages, Relay
 from paged.http.replicas.replica import Replica
-from paged.http.replicas.reply_pipes import Address, Inbox, Inboxes, ReplicaLost
+from paged.http.replicas.reply_pipes import Inboxes, watch
 from paged.http.replicas.request import Asked
 from paged.http.server import TIME_TO_LEAVE
 from paged.runtime.errors import Overloaded
@@ -80,25 +75,21 @@ class _Replicas:
         self._handle = handle
         self._inboxes = Inboxes()
         self._watches: set[asyncio.Task[None]] = set()
-        self._listening: asyncio.Task[Address] | None = None
 
     async def answer(self, request: Asked) -> Messages:
-        if self._listening is None:  # from the first request on: before, no loop runs
-            here = ray.util.get_node_ip_address()
-            self._listening = asyncio.create_task(self._inboxes.listen(here))
-        address, inbox = await self._listening, self._inboxes.open()
-        call = self._handle.answer.remote(request, address, inbox.number)
-        watch = asyncio.create_task(_watch(call, inbox))
-        self._watches.add(watch)
-        watch.add_done_callback(self._watches.discard)
-        has_ended = False
+        address = await self._inboxes.address(ray.util.get_node_ip_address())
+        inbox, call = self._inboxes.open(), None
         try:
+            call = self._handle.answer.remote(request, address, inbox.number)
+            watching = asyncio.create_task(watch(_admitted(call), inbox))
+            self._watches.add(watching)
+            watching.add_done_callback(self._watches.discard)
             while messages := await inbox.read():
                 yield messages
-            has_ended = True  # and so will the call
+            call = None  # it ends, too
         finally:
             self._inboxes.close(inbox)
-            if not has_ended:
+            if call is not None:
                 call.cancel()
 
     async def answers(self, request: Asked) -> Sequence[Whole]:
@@ -111,14 +102,12 @@ class _Replicas:
         return [each for each in found if isinstance(each, Whole)]
 
 
-async def _watch(call: DeploymentResponse, inbox: Inbox) -> None:
-    """Tell the inbox of a call that fails. One that ends well has said so there itself."""
+async def _admitted(call: DeploymentResponse) -> None:
+    """A call, in the words of the house. Raises Overloaded for one that no replica has room for."""
     try:
         await call
     except (BackPressureError, DeploymentUnavailableError) as error:
-        inbox.fail(Overloaded(str(error)))
-    except (RayError, RayServeException) as error:
-        inbox.fail(ReplicaLost(str(error)))
+        raise Overloaded(str(error)) from error
 
 
 def application(told: Told) -> Application:

@@ -62,7 +62,7 @@ class Replica:
             OSError: the router cannot be reached, or no more.
         """
         pipe = await self._pipes.to(router)
-        await respond(self._app, request, partial(pipe.send, number))
+        await respond(self._app, request, partial(pipe.send, number), pipe.gone)
         pipe.end(number)
 
     async def answer_whole(self, request: Asked) -> Whole:
@@ -100,8 +100,14 @@ def _load(args: Any, options: ServeOptions, stack: ExitStack) -> Starlette:
     return make_app(services, options, keeps_responses=False)
 
 
-async def respond(app: ASGIApp, request: Asked, send: Send) -> None:
+async def respond(
+    app: ASGIApp, request: Asked, send: Send, gone: asyncio.Event | None = None
+) -> None:
     """Have an application reply. A bug of its own is logged: its client was told, if it could be.
+
+    Args:
+        gone: set when nobody reads the reply any more. The client itself cannot be seen from here:
+            whoever can cancels this.
 
     Raises:
         OSError: what `send` raises.
@@ -109,8 +115,10 @@ async def respond(app: ASGIApp, request: Asked, send: Send) -> None:
     body: list[Message] = [{"type": "http.request", "body": request.body, "more_body": False}]
 
     async def receive() -> Message:
-        # The client cannot be seen from here: whoever can cancels this.
-        return body.pop() if body else await asyncio.get_running_loop().create_future()
+        if body:
+            return body.pop()
+        await (gone or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
 
     try:
         await app(dict(request.scope), receive, send)

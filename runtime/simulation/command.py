@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from tqdm import tqdm
 from paged.runtime.bench.publish import check_writable, write_text
 from paged.runtime.errors import ConfigError
 from paged.runtime.flags import read_flags
-from paged.runtime.simulation import report
 from paged.runtime.simulation.autoscaling import Autoscaling
 from paged.runtime.simulation.fleet import EngineShape, Fleet
 from paged.runtime.simulation.inputs import describe, engine_of, shape_of, trace_of
@@ -26,7 +25,7 @@ from paged.runtime.simulation.options import (
     TraceOptions,
 )
 from paged.runtime.simulation.page import fleet_page
-from paged.runtime.simulation.report import Summary, summarize
+from paged.runtime.simulation.report import Summary, fleet_table, summarize, what_more_buys
 from paged.runtime.simulation.traces import Tree, num_turns
 
 
@@ -43,12 +42,10 @@ def run(args: argparse.Namespace) -> int:
     _check_scaling(read_flags(ScalingOptions, args), read_flags(FleetOptions, args).replicas)
     shape, trace = shape_of(engine, engine_options), trace_of(trace_options)
     about = describe(engine, trace, trace_options)
-    sys.stdout.write("".join(f"{line}\n" for line in (*about, "", report.line(report.columns()))))
-    summaries = []
-    for summary in _simulate(shape, trace, args, output):
-        summaries.append(summary)
-        sys.stdout.write(report.line(report.cells(summary)) + "\n")
-        sys.stdout.flush()
+    _write((*about, ""))
+    sys.stdout.flush()
+    summaries = list(_simulate(shape, trace, args, output))
+    _write(fleet_table(summaries).lines())
     _tell(summaries, about, output)
     return 0
 
@@ -101,9 +98,13 @@ def _rule(options: ScalingOptions, least: int) -> Autoscaling | None:
     )
 
 
+def _write(lines: Iterable[str]) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
 def _tell(summaries: Sequence[Summary], about: Sequence[str], output: OutputOptions) -> None:
-    lines = ["", *report.what_more_buys(summaries)]
-    sys.stdout.write("".join(f"{line}\n" for line in lines if line or len(lines) > 1))
+    if bought := [*what_more_buys(summaries)]:
+        _write(("", *bought))
     if output.output_json is not None:
         found = {"about": about, "runs": [each.as_json() for each in summaries]}
         write_text(Path(output.output_json), json.dumps(found, indent=2) + "\n")

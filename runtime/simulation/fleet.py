@@ -57,7 +57,8 @@ class EngineShape:
             limits.max_num_seqs, limits.max_num_batched_tokens, fewest_rows=self.fewest_rows
         )
         pool = PagePool(self.num_pages, self.page_size, self.enable_prefix_caching)
-        return Replica(Scheduler(limits, pool), StepClock(buckets, self.step_times).seconds)
+        clock = StepClock(buckets, self.step_times, self.page_size)
+        return Replica(Scheduler(limits, pool), clock.seconds)
 
 
 class Served(NamedTuple):

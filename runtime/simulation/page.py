@@ -8,8 +8,7 @@ from itertools import pairwise
 
 from paged.runtime.bench.html_page import card, gallery, legend, page
 from paged.runtime.bench.plots import Axis, Series, plot
-from paged.runtime.bench.tables import Table
-from paged.runtime.simulation.report import Summary, by_routing, cells, columns, what_more_buys
+from paged.runtime.simulation.report import Summary, by_routing, fleet_table, what_more_buys
 
 
 def fleet_page(summaries: Sequence[Summary], about: Sequence[str]) -> str:
@@ -18,13 +17,12 @@ def fleet_page(summaries: Sequence[Summary], about: Sequence[str]) -> str:
     Args:
         about: lines on what was simulated.
     """
-    table = Table("", columns(), tuple(map(cells, summaries)))
     lines = "".join(f"<p>{escape(line)}</p>" for line in about)
     bought = "".join(f"<p>{escape(line)}</p>" for line in what_more_buys(summaries))
     return page(
         "paged simulate",
         f"<header><h1>Simulated fleet</h1>{lines}</header>{_over_replicas(summaries)}"
-        f"{_scaled(summaries)}<h2>Figures</h2>{card(table)}{bought}",
+        f"{_scaled(summaries)}<h2>Figures</h2>{card(fleet_table(summaries))}{bought}",
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from paged.runtime.bench.tables import Table
 from paged.runtime.errors import ConfigError
 from paged.runtime.simulation.fleet import Outcome
 
@@ -135,25 +136,16 @@ def _percentiles(seconds: np.ndarray) -> dict[str, float]:
     return {f"p{each}": float(value) for each, value in zip(PERCENTILES, values, strict=True)}
 
 
-_COLUMNS = (
-    *(("replicas", 8), ("routing", 13), ("req/s", 9), ("out tok/s", 11), ("hits", 7), ("busy", 7)),
-    *(("TTFT p50", 10), ("p99 ms", 9), ("TPOT p50", 10), ("p99 ms", 8), ("E2E p99 s", 10)),
-    *(("met", 7), ("preempted", 10), ("GPU h", 9)),
-)
+def fleet_table(summaries: Sequence[Summary]) -> Table:
+    """A row for each run."""
+    head = (
+        *("replicas", "routing", "req/s", "out tok/s", "hits", "busy", "TTFT p50", "p99 ms"),
+        *("TPOT p50", "p99 ms", "E2E p99 s", "met", "preempted", "GPU h"),
+    )
+    return Table("", head, tuple(map(_row, summaries)))
 
 
-def columns() -> tuple[str, ...]:
-    """Of the table."""
-    return tuple(name for name, _ in _COLUMNS)
-
-
-def line(texts: Sequence[str]) -> str:
-    """Of the table: its columns, or the cells of a run."""
-    return "".join(f"{text:>{width}}" for text, (_, width) in zip(texts, _COLUMNS, strict=True))
-
-
-def cells(each: Summary) -> tuple[str, ...]:
-    """Of a run, by column."""
+def _row(each: Summary) -> tuple[str, ...]:
     ttft, tpot = each.milliseconds["ttft"], each.milliseconds["tpot"]
     is_fixed = abs(each.mean_replicas - each.replicas) < 0.005 * each.replicas
     return (

@@ -3,7 +3,8 @@
 The tokens of a step, padding included, decide how long its products take: weights are read for few
 of them and multiplied for many, so that this is taken as linear between knots. Attention adds what
 `paged.runtime.step_costs` counts: tokens of context that rows of one token read, and pairs of
-tokens in chunks.
+tokens in chunks. Context that several rows of a step share comes from memory once, and from the
+device's cache after that.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import numpy as np
 
 from paged.runtime.buckets import Buckets
 from paged.runtime.errors import ConfigError
+from paged.runtime.least_squares import least_squares
 from paged.runtime.plan import StepPlan
+from paged.runtime.simulation.shared_pages import SharedPages
 from paged.runtime.step_costs import Work
 
 _PASSES = 4
@@ -31,12 +34,14 @@ class MeasuredStep(NamedTuple):
         tokens: padding included.
         context, pairs: see `Work`.
         milliseconds: from the end of the step before it to its own, on a device that never waited.
+        again: tokens of the context that another row of the step had read before.
     """
 
     tokens: int
     context: float
     pairs: float
     milliseconds: float
+    again: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -48,37 +53,53 @@ class StepTimes:
             and goes on beyond the last as it came there.
         context: of a token of context that a row of one token reads.
         pairs: of a token in a chunk, for each token before it.
+        again: of a token of context that another row of the step has read before.
+        cached_tokens: whose pages of a layer the device's cache holds.
     """
 
     tokens: tuple[float, ...]
     dense: tuple[float, ...]
     context: float
     pairs: float
+    again: float
+    cached_tokens: float = float("inf")
 
-    def of(self, num_tokens: float, context: float = 0.0, pairs: float = 0.0) -> float:
-        """Of a step of so many tokens, padding included."""
+    def of(
+        self, num_tokens: float, context: float = 0.0, pairs: float = 0.0, again: float = 0.0
+    ) -> float:
+        """Of a step of so many tokens, padding included; for the others see `MeasuredStep`."""
         tokens, dense = self.tokens, self.dense
         last = min(max(bisect_right(tokens, num_tokens), 1), len(tokens) - 1)
         slope = (dense[last] - dense[last - 1]) / (tokens[last] - tokens[last - 1])
         flat = dense[last - 1] + slope * max(num_tokens - tokens[last - 1], 0.0)
-        return flat + self.context * context + self.pairs * pairs
+        return flat + self.attention(context, pairs, again)
+
+    def attention(self, context: float, pairs: float, again: float) -> float:
+        """Of a step, that of its attention alone."""
+        return self.context * (context - again) + self.again * again + self.pairs * pairs
 
     def errors(self, steps: Sequence[MeasuredStep]) -> np.ndarray:
         """What it says of each step, as a share of what was measured, less 1."""
-        return np.array([self.of(*step[:3]) / step.milliseconds - 1 for step in steps])
+        found = [self.of(*step[:3], step.again) / step.milliseconds - 1 for step in steps]
+        return np.array(found)
 
 
-def fit(steps: Sequence[MeasuredStep], knots: Sequence[float] | None = None) -> StepTimes:
+def fit(
+    steps: Sequence[MeasuredStep],
+    knots: Sequence[float] | None = None,
+    cached_tokens: float = float("inf"),
+) -> StepTimes:
     """The times that come nearest to measured ones, by the squares of relative errors.
 
     Errors count relative to what is expected of a step, as found in the pass before: relative to
     what was measured, steps that something held up would hardly count, and those that remain make
     a machine look faster than it is. No step is quicker for having more to do: what would come out
-    below 0 is left out.
+    below 0 is left out. Where no step shares pages, to read one again costs what it does at first.
 
     Args:
         knots: token counts between which times are linear; by default those that were measured,
             each at least twice the one before it.
+        cached_tokens: see `StepTimes`.
 
     Raises:
         ConfigError: the steps are of one size.
@@ -93,10 +114,13 @@ def fit(steps: Sequence[MeasuredStep], knots: Sequence[float] | None = None) -> 
     measured = np.array([step.milliseconds for step in steps])
     expected = np.full(len(steps), measured.mean())
     for _ in range(_PASSES):
-        found = _least_squares(features / expected[:, None], measured / expected)
+        found = least_squares(features / expected[:, None], measured / expected)
         expected = np.maximum(features @ found, 1e-3 * measured.mean())
-    dense = np.cumsum([found[0], *(found[1:-2] * np.diff(points))])
-    return StepTimes(points, tuple(map(float, dense)), float(found[-2]), float(found[-1]))
+    dense = np.cumsum([found[0], *(found[1:-3] * np.diff(points))])
+    context, pairs, again = map(float, found[-3:])
+    if not any(step.again for step in steps):
+        again = context
+    return StepTimes(points, tuple(map(float, dense)), context, pairs, again, cached_tokens)
 
 
 def _spread_out(sizes: Sequence[int]) -> list[int]:
@@ -116,22 +140,7 @@ def _features(step: MeasuredStep, knots: tuple[float, ...]) -> list[float]:
     beyond = [
         max(min(step.tokens, end) - start, 0) for start, end in zip(knots, ends, strict=False)
     ]
-    return [1.0, *beyond, step.context, step.pairs]
-
-
-def _least_squares(features: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Coefficients, none below 0, with which the rows come nearest to what is wanted."""
-    kept = np.flatnonzero(features.any(axis=0))
-    scales = np.abs(features).max(axis=0)
-    found = np.zeros(features.shape[1])
-    while len(kept):
-        scaled = features[:, kept] / scales[kept]
-        solved = np.linalg.lstsq(scaled, wanted, rcond=None)[0]
-        if solved.min() >= 0:
-            found[kept] = solved / scales[kept]
-            break
-        kept = np.delete(kept, solved.argmin())
-    return found
+    return [1.0, *beyond, step.context - step.again, step.pairs, step.again]
 
 
 @dataclass
@@ -139,16 +148,19 @@ class StepClock:
     """Times the steps of a plan as an engine with these buckets would run them.
 
     Attributes:
+        page_size: tokens of a page.
         padding: milliseconds that went into padding so far.
         used: the buckets, as (tokens, whether they are for decoding alone).
     """
 
     buckets: Buckets
     times: StepTimes
+    page_size: int
     padding: float = 0.0
 
     def __post_init__(self) -> None:
         self.used: set[tuple[int, bool]] = set()
+        self._shared = SharedPages(self.page_size, self.times.cached_tokens)
         self._dense = cache(self.times.of)
 
     def seconds(self, plan: StepPlan) -> float:
@@ -156,6 +168,7 @@ class StepClock:
         bucket = self.buckets.pick(plan, scores_prompt=False)
         self.used.add((bucket.num_tokens, bucket.decode_only))
         num_tokens, context, pairs = Work.of(plan)
-        dense, times = self._dense(bucket.num_tokens), self.times
+        again = self._shared.again(plan)
+        dense = self._dense(bucket.num_tokens)
         self.padding += dense - self._dense(num_tokens)
-        return (dense + times.context * context + times.pairs * pairs) / 1e3
+        return (dense + self.times.attention(context, pairs, again)) / 1e3

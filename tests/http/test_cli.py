@@ -198,6 +198,7 @@ def test_other_ways_to_use_devices_are_refused(name: str, word: str) -> None:
         (("--nnodes", "2", "-tp", "2", "-pp", "3"), "pipeline-parallel-size 3 .* multiple of 2"),
         (("-pp", "2", "--kv-offloading-size", "1"), "a model in one piece"),
         (("-pp", "2", "--cpu-offload-gb", "1"), "a model in one piece"),
+        (("-tp", "2", "--cpu-offload-gb", "1"), "--cpu-offload-gb is for one device"),
     ],
 )
 def test_hosts_that_cannot_share_a_model_are_refused(argv: tuple[str, ...], word: str) -> None:

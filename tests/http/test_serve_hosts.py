@@ -16,6 +16,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from paged.runtime.llm import LLM
+from paged.runtime.sampling_params import SamplingParams
 from tests.http.servers import ROOT, Server, started
 from tests.http.test_serve_spread import PROGRAM
 from tests.models.harness import load_golden, write_checkpoint
@@ -139,6 +141,34 @@ def test_two_hosts_with_a_stage_each(tmp_path: Path) -> None:
         await_health(server, 503)
         await_health(server, 200)
         assert tokens(server) == GOLDEN["greedy"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("shared", "fewer"),
+    [
+        ("--tensor-parallel-size=2", {"kv_cache_dtype": "int8"}),
+        ("--pipeline-parallel-size=2", {"quantization": "fp8", "kv_cache_dtype": "fp8"}),
+    ],
+    ids=("shares", "stages"),
+)
+def test_two_hosts_of_fewer_bits(shared: str, fewer: dict[str, str], tmp_path: Path) -> None:
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in fewer.items()]
+    with hosts(tmp_path, 2, shared, *flags) as (server, _):
+        found = tokens(server)
+    llm = LLM(
+        str(tmp_path / "model"),
+        skip_tokenizer_init=True,
+        max_num_seqs=1,
+        max_num_batched_tokens=16,
+        kv_cache_memory_bytes=2**20,
+        compile_cache_dir="",
+        **fewer,
+    )
+    params = SamplingParams(temperature=0, max_tokens=len(found), ignore_eos=True)
+    [alone] = llm.generate([GOLDEN["prompt"]], params, use_tqdm=False)
+    assert found == list(alone.outputs[0].token_ids)
 
 
 @pytest.mark.slow

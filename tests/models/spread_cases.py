@@ -13,6 +13,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -20,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Compiled
 
-from paged.models.loading import ModelSource
+from paged.models.loading import ModelSource, resolve_model
 from paged.models.loading.checkpoint import TensorInfo
 from paged.models.registry import model_config
 from paged.models.tokenizer import Tokenizer
@@ -28,6 +30,8 @@ from paged.runtime.placement import COPIED, Placement
 from paged.runtime.programs import abstract
 from tests.models.goldens.tiny_weights import tiny_weight
 from tests.models.harness import Runner, load_golden, step
+from tests.models.quantized.packers import write_pair
+from tests.models.quantized.test_published import BOTH_SIDES, WEIGHT_ONLY
 
 # Of goldens whose heads, experts or MLPs few numbers of devices can share.
 SIZES: dict[str, Any] = {
@@ -57,12 +61,16 @@ class Case:
     Attributes:
         sized: with `SIZES` instead of its own, so that it is no golden any more.
         quantization: on load, or None.
+        published: how others have quantised it, or None.
+        kv_dtype: of pages.
     """
 
     golden: str
     devices: int
     sized: bool = True
     quantization: str | None = None
+    published: str | None = None
+    kv_dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -102,19 +110,26 @@ class TinyCheckpoint:
         return tiny_weight(name, self._parts[name].shape)
 
 
-def source_of(case: Case) -> ModelSource:
-    """The model of a case."""
+def source_of(case: Case, folder: Path) -> ModelSource:
+    """The model of a case, in a folder if it is published."""
     data = load_golden(case.golden)["config"]
     if case.sized:
         latent = "kv_lora_rank" in data  # these have a key/value head for each head
         data |= {key: value for key, value in SIZES.items() if key in data}
         data |= {"num_key_value_heads": data["num_attention_heads"]} if latent else {}
         data.setdefault("head_dim", 8)
+    if case.quantization:
+        data["hidden_size"] = 128  # whole groups
     config = model_config(data)
     source = ModelSource(case.golden, config, data, {}, None, no_tokenizer)
     if case.quantization:
         source = source.quantized(case.quantization, ())
     checkpoint = TinyCheckpoint(source.specs)
+    if case.published:
+        settings, packer = (WEIGHT_ONLY | BOTH_SIDES)[case.published]
+        shapes = {name: each.shape for name, each in checkpoint.tensors.items()}
+        golden = {"config": data, "tensors": shapes}
+        return resolve_model(write_pair(folder, golden, settings, lambda _: packer)[0])
     return replace(source, open_checkpoint=lambda: checkpoint)
 
 
@@ -129,9 +144,9 @@ class SpreadRunner(Runner):
         programs: by the tokens of each row.
     """
 
-    def __init__(self, source: ModelSource, place: Placement) -> None:
+    def __init__(self, source: ModelSource, place: Placement, kv_dtype: str) -> None:
         params = source.load(F32, progress=False, mesh=place.mesh)
-        super().__init__(source.config.share(place.num_devices), params)
+        super().__init__(source.config.share(place.num_devices), params, kv_dtype=kv_dtype)
         self.place = place
         self.programs: dict[tuple[int, ...], Compiled] = {}
         self._cache = place.zeros(self.spec)
@@ -177,12 +192,15 @@ def held(params: Any) -> int:
     return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(params))
 
 
-def run(case: Case) -> Found:
+def run(case: Case, folder: Path) -> Found:
     """Run a case beside one device."""
-    source, golden = source_of(case), load_golden(case.golden)
-    latents = source.config.latent_rank is not None
-    alone = Runner(source.config, source.load(F32, progress=False))
-    spread = SpreadRunner(source, Placement.on(jax.devices()[: case.devices], latents=latents))
+    source, golden = source_of(case, folder), load_golden(case.golden)
+    place = Placement.on(
+        jax.devices()[: case.devices], latents=source.config.latent_rank is not None
+    )
+    params = source.load(F32, progress=False)
+    alone = Runner(source.config, params, kv_dtype=case.kv_dtype)
+    spread = SpreadRunner(source, place, case.kv_dtype)
     prompt = golden["prompt"][:PROMPT]
     expected, tokens = answered(alone, prompt)
     table, others = answered(spread, prompt)
@@ -202,5 +220,7 @@ def run(case: Case) -> Found:
 
 if __name__ == "__main__":
     for fields in json.loads(sys.argv[1]):
-        sys.stdout.write(json.dumps(asdict(run(Case(**fields)))) + "\n")
+        with TemporaryDirectory() as folder:
+            done = run(Case(**fields), Path(folder))
+        sys.stdout.write(json.dumps(asdict(done)) + "\n")
         sys.stdout.flush()

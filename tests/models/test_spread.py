@@ -16,6 +16,7 @@ from paged.models.config import ModelConfig
 from paged.models.registry import get_family, model_config
 from paged.models.spread import check_devices
 from tests.models.harness import load_golden, one_golden_a_family
+from tests.models.quantized.test_published import WEIGHT_ONLY
 from tests.models.spread_cases import SIZES, Case, Found
 
 # Of which numbers of devices can share the goldens as they are, the vocabulary of DeepSeek's apart.
@@ -27,6 +28,13 @@ OTHERS = [
     *(Case(name, 2) for name in one_golden_a_family() if name not in REFUSED),
     *(Case(name, 8) for name in ("llama", "gemma3", "cohere_qk_norm_bias_untied", "phi")),
     *(Case("llama_wide", 2, quantization=name) for name in ("fp8", "int8", "int4")),
+]
+FEWER_BITS = [
+    *(Case("llama_wide", 2, published=name) for name in ("gptq-asymmetric", "awq", "fp8-tiles")),
+    *(Case("llama_wide", 2, published=name) for name in ("packed", "integers-alone", "fp8")),
+    *(Case(name, 2, quantization="int4") for name in ("mixtral", "gpt_oss")),
+    Case("deepseek_v3", 2, quantization="int8"),
+    *(Case("llama", 2, kv_dtype=name) for name in ("fp8", "int8")),
 ]
 ENVIRONMENT = {
     "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",
@@ -49,7 +57,7 @@ def check(case: Case, done: Found) -> None:
     num_layers = layers.get("num_hidden_layers") or layers["num_layers"]
     shares_vocabulary = case.sized or layers["vocab_size"] % case.devices == 0
     # Quantised to 8 bits, activations have a scale on each device.
-    rounds = case.quantization in ("fp8", "int8")
+    rounds = case.quantization in ("fp8", "int8") or case.published == "fp8"
     assert done.same or rounds, case
     assert done.away < (1 if rounds else 1e-4), case
     assert done.from_golden is None or done.from_golden < 1e-4, case
@@ -67,7 +75,7 @@ def test_devices_answer_as_one_does() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("case", [*GOLDENS, *MIXTURES, *OTHERS], ids=str)
+@pytest.mark.parametrize("case", [*GOLDENS, *MIXTURES, *OTHERS, *FEWER_BITS], ids=str)
 def test_models_of_every_family_go_into_shares(case: Case) -> None:
     check(case, found(case))
 
@@ -93,6 +101,12 @@ def refusal(config: ModelConfig, devices: int) -> str:
         ("llama", {"num_attention_heads": 12}, 6, ["4 key/value heads", "Use 1 or 2 or 4."]),
         ("mixtral", {"num_local_experts": 6}, 4, ["(experts)", "6", "Use 1 or 2."]),
         ("olmo2", {}, 2, ["all heads of its queries are normalised as one", "Use 1."]),
+        (
+            "llama_wide",
+            {"quantization_config": WEIGHT_ONLY["gptq-ordered"][0]},
+            2,
+            ["an order of its own (desc_act or actorder)", "Use 1."],
+        ),
     ],
 )
 def test_what_devices_cannot_share_is_told(

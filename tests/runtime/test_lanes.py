@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from random import Random
 
-import numpy as np
 import pytest
 
 from benchmarks.mixed_lengths import Result, parser, results
 from paged.pool import PagePool
-from paged.runtime.cost_learner import CostLearner
 from paged.runtime.lanes import LEAST_CHUNK, Lanes
 from paged.runtime.order import LANE_SECONDS
 from paged.runtime.plan import StepPlan
 from paged.runtime.scheduler import Scheduler, SchedulerConfig
 from paged.runtime.sequence import Sequence, SequenceLimits
-from paged.runtime.step_costs import StepCosts, Work
+from paged.runtime.step_costs import StepCosts
 
 PAGE_SIZE = 16
 
@@ -189,23 +187,3 @@ def test_settings_that_cannot_work_are_refused() -> None:
             Lanes(**wrong)
     with pytest.raises(ValueError, match="chunked prefill"):
         SchedulerConfig(4, 64, 64, policy="lanes", enable_chunked_prefill=False)
-
-
-def test_costs_are_learnt_from_steps() -> None:
-    learner, random = CostLearner(), np.random.default_rng(0)
-    for _ in range(400):
-        tokens, context = int(random.integers(1, 1_000)), int(random.integers(0, 50_000))
-        pairs = float(random.integers(0, 10_000_000))
-        seconds = 1e-5 * (120 + tokens + 2e-3 * context + 4e-5 * pairs)
-        learner.observe(Work(tokens, context, pairs), seconds * random.uniform(0.95, 1.05))
-    assert learner.costs.fixed == pytest.approx(120, rel=0.1)
-    assert learner.costs.context == pytest.approx(2e-3, rel=0.2)
-    assert learner.costs.pairs == pytest.approx(4e-5, rel=0.1)
-
-
-def test_steps_of_one_kind_teach_nothing_that_harms() -> None:
-    learner = CostLearner()
-    for _ in range(200):
-        learner.observe(Work(1, 500, 0.0), 0.004)
-    chunk = learner.costs.chunk(64, start=1_000)
-    assert 0 <= chunk <= 64

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -19,21 +19,34 @@ from paged.runtime.errors import ConfigError
 from paged.runtime.memory import MemoryPlan
 from tests.models.harness import load_golden, write_checkpoint
 from tests.models.test_spread import ENVIRONMENT
-from tests.runtime.spread_engine import GOLDEN
+from tests.runtime.spread_engine import asked_apart
+
+# Few pages, so that those of a prompt are on the host when it comes again.
+PAGES: dict[str, Any] = {"kv_cache_memory_bytes": 2**16, "kv_offloading_size": 2**-10}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_two_devices_answer_as_one_does(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, load_golden(GOLDEN))
-    argv = [sys.executable, "-m", "tests.runtime.spread_engine", str(folder)]
-    environment = os.environ | ENVIRONMENT
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    one, two = json.loads(done.stdout)
-    assert one["greedy"] == load_golden(GOLDEN)["greedy"]
-    assert two.pop("sum") == pytest.approx(one.pop("sum"), abs=1e-4)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("golden", "flags"),
+    [
+        ("llama", PAGES),
+        ("llama", PAGES | {"kv_cache_dtype": "int8", "kv_cache_memory_bytes": 2**14}),
+        ("llama_wide", {"kv_cache_memory_bytes": 2**19, "quantization": "int4"}),
+        ("deepseek_v3", PAGES),
+    ],
+    ids=("offloading", "int8-offloading", "int4", "latents-offloading"),
+)
+def test_two_devices_answer_as_one_does(golden: str, flags: dict[str, Any], tmp_path: Path) -> None:
+    one, two = asked_apart(tmp_path, golden, flags, "1x2")
+    if flags == PAGES:
+        assert one["tokens"][0] == load_golden(golden)["greedy"]
+    assert two.pop("sums") == pytest.approx(one.pop("sums"), abs=1e-3)
+    for each in (one, two):
+        assert (each.pop("loaded") > 0) == ("kv_offloading_size" in flags)
+        assert each["tokens"][-1] == each["tokens"][0]
     assert two == one
+    assert one["compiles"] == 0
 
 
 _KEPT = """

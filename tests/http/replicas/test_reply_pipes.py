@@ -11,9 +11,19 @@ import pytest
 from starlette.types import Message
 
 from paged.http.app import create_app
+from paged.http.replicas import reply_pipes
 from paged.http.replicas.replica import respond
-from paged.http.replicas.reply_pipes import Address, Inbox, Inboxes, Part, Pipes, ReplicaLost
+from paged.http.replicas.reply_pipes import (
+    Address,
+    Inbox,
+    Inboxes,
+    Part,
+    Pipes,
+    ReplicaLost,
+    watch,
+)
 from paged.http.replicas.request import asked
+from paged.runtime.errors import Overloaded
 from tests.http.fakes import FakeEngine
 
 HEAD: Message = {"type": "http.response.start", "status": 200, "headers": [(b"a", b"b")]}
@@ -33,7 +43,7 @@ def body(text: bytes, more: bool = True) -> Message:
 def run[T](test: Callable[[Inboxes, Address, Pipes], Coroutine[Any, Any, T]]) -> T:
     async def within() -> T:
         inboxes, pipes = Inboxes(), Pipes()
-        address = await inboxes.listen("127.0.0.1")
+        address = await inboxes.address("127.0.0.1")
         try:
             async with asyncio.timeout(20):
                 return await test(inboxes, address, pipes)
@@ -138,8 +148,7 @@ def test_a_stranger_is_not_heard() -> None:
         inbox = inboxes.open()
         stranger = await pipes.to(replace(address, key=b"?" * 32))
         await stranger.send(inbox.number, body(b"x"))
-        while stranger.is_open:
-            await asyncio.sleep(0.01)
+        await stranger.gone.wait()
         honest = await pipes.to(address)
         honest.end(inbox.number)
         assert await inbox.read() == []
@@ -191,5 +200,154 @@ def test_a_request_ends_when_its_router_has_gone() -> None:
             pipe._transport.abort()
             await asyncio.gather(task, return_exceptions=True)
             assert len(engine.aborted) == 1
+
+    run(test)
+
+
+def test_a_request_that_sends_nothing_yet_ends_when_its_router_has_gone() -> None:
+    engine = FakeEngine(answer="x" * 60, pause=0.1)
+    request = asked(SCOPE, b'{"prompt": "a", "max_tokens": 60}')
+
+    async def test(inboxes: Inboxes, address: Address, pipes: Pipes) -> None:
+        pipe = await pipes.to(address)
+        send = partial(pipe.send, inboxes.open().number)
+        replying = respond(create_app(engine, ["tiny"]), request, send, pipe.gone)
+        task = asyncio.create_task(replying)
+        while not engine.running:
+            await asyncio.sleep(0.01)
+        pipe._transport.abort()
+        await asyncio.gather(task, return_exceptions=True)
+        assert len(engine.aborted) == 1
+
+    run(test)
+
+
+async def returned() -> None:
+    """A call that has ended well."""
+
+
+async def raised(error: BaseException) -> None:
+    raise error
+
+
+def test_a_reply_whose_end_is_lost_with_its_connection_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reply_pipes, "_SECONDS_ON_THE_WAY", 0.05)
+
+    async def test(inboxes: Inboxes, address: Address, pipes: Pipes) -> None:
+        inbox = inboxes.open()
+        pipe = await pipes.to(address)
+        await pipe.send(inbox.number, body(b"x", more=False))
+        pipe.end(inbox.number)
+        pipe._transport.abort()  # before this turn's parts are sent
+        await watch(returned(), inbox)
+        with pytest.raises(ReplicaLost, match="lost on its way"):
+            await inbox.read()
+
+    run(test)
+
+
+def test_a_reply_may_come_later_than_its_call_ends() -> None:
+    async def test(inboxes: Inboxes, address: Address, pipes: Pipes) -> None:
+        inbox = inboxes.open()
+        await watch(returned(), inbox)
+        pipe = await pipes.to(address)
+        await pipe.send(inbox.number, body(b"x", more=False))
+        pipe.end(inbox.number)
+        assert await read_all(inbox) == [body(b"x", more=False)]
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (Overloaded("no room"), Overloaded),
+        (ConnectionError("gone"), ReplicaLost),
+        (TypeError("cannot be sent"), ReplicaLost),
+        (asyncio.CancelledError(), ReplicaLost),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_a_call_that_fails_in_any_way_ends_its_reply(
+    error: BaseException, expected: type[Exception]
+) -> None:
+    async def test(inboxes: Inboxes, address: Address, pipes: Pipes) -> None:
+        inbox = inboxes.open()
+        await asyncio.gather(watch(raised(error), inbox), return_exceptions=True)
+        with pytest.raises(expected):
+            await inbox.read()
+
+    run(test)
+
+
+def test_a_reply_cannot_end_on_a_connection_that_broke() -> None:
+    async def test(inboxes: Inboxes, address: Address, pipes: Pipes) -> None:
+        pipe = await pipes.to(address)
+        pipe._transport.abort()
+        await pipe.gone.wait()
+        with pytest.raises(ConnectionError, match="broke"):
+            pipe.end(inboxes.open().number)
+
+    run(test)
+
+
+def test_who_gives_up_while_the_router_begins_to_listen_takes_no_other_along() -> None:
+    async def test(inboxes: Inboxes, address: Address, pipes: Pipes) -> None:
+        others = Inboxes()
+        first, second = (asyncio.create_task(others.address("127.0.0.1")) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert (await second).port
+        others._server.close()
+
+    run(test)
+
+
+def test_a_router_that_could_not_listen_tries_again() -> None:
+    async def test(inboxes: Inboxes, address: Address, pipes: Pipes) -> None:
+        others = Inboxes()
+        with pytest.raises(OSError, match=r"."):
+            await others.address("192.0.2.1")  # nobody's, for documents
+        assert (await others.address("127.0.0.1")).port
+        others._server.close()
+
+    run(test)
+
+
+def test_one_who_connects_and_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply_pipes, "_SECONDS_TO_TELL_THE_KEY", 0.05)
+
+    async def test(inboxes: Inboxes, address: Address, pipes: Pipes) -> None:
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        assert await reader.read() == b""
+        writer.close()
+
+    run(test)
+
+
+def test_a_router_that_does_not_take_connections_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reply_pipes, "_SECONDS_TO_CONNECT", 0.05)
+
+    async def never(*args: Any) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def test(inboxes: Inboxes, address: Address, pipes: Pipes) -> None:
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", never)
+        with pytest.raises(TimeoutError):
+            await pipes.to(address)
+
+    run(test)
+
+
+def test_routers_that_have_gone_are_forgotten() -> None:
+    async def test(inboxes: Inboxes, address: Address, pipes: Pipes) -> None:
+        with pytest.raises(OSError, match=r"."):
+            await pipes.to(replace(address, port=1))
+        await pipes.to(address)
+        assert list(pipes._pipes) == [address]
 
     run(test)

@@ -27,7 +27,7 @@ from paged.runtime.simulation.traces import (
 )
 
 # A step takes 10 ms, however much it does; a row 0 ms more.
-FLAT = StepTimes(tokens=(1, 512), dense=(10.0, 10.0), context=0.0, pairs=0.0)
+FLAT = StepTimes(tokens=(1, 512), dense=(10.0, 10.0), context=0.0, pairs=0.0, again=0.0)
 WORKLOADS: tuple[Workload, ...] = (
     Chats(turns=2, pause=0.2),
     Agents(apps=2, system=128, steps=2, helpers=2),
