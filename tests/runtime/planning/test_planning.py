@@ -131,6 +131,12 @@ def test_a_lever_that_cannot_be_says_why_in_whole_words() -> None:
     assert last.endswith("no: --kv-cache-dtype fp8 needs a GPU of capability 8.9 or above, and ...")
 
 
+def test_the_length_of_a_slip_of_the_finger_is_named() -> None:
+    """And not the memory that its page tables would take."""
+    with pytest.raises(ConfigError, match=r"4000000000 is greater than the model's own length"):
+        plan(LLAMA, "H200", max_model_len=4_000_000_000)
+
+
 def test_what_does_not_fit_is_told_what_would() -> None:
     with pytest.raises(ConfigError, match="No memory is left"):
         plan(LARGE, "H100")
