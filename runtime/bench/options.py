@@ -68,9 +68,7 @@ def at_least_0(text: str) -> float:
     """A number that can be reckoned with, perhaps 0."""
     value = number(text)
     if not 0 <= value <= _LARGEST:
-        raise argparse.ArgumentTypeError(
-            f"must be at least 0 and at most {_LARGEST:g}, got {text}"
-        )
+        raise argparse.ArgumentTypeError(f"must be at least 0 and at most {_LARGEST:g}, got {text}")
     return value
 
 

@@ -1,6 +1,9 @@
 """The command line: what it understands, and what it says when it does not."""
 
 import argparse
+import errno
+import io
+import os
 import re
 import subprocess
 import sys
@@ -339,6 +342,26 @@ def test_other_errors_are_bugs_and_keep_their_trace(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(AsyncEngine, "from_config", lambda config: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["generate", "--prompt", "a"])
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "told"),
+    [(errno.EPIPE, 141, ""), (errno.ENOSPC, 2, "No space left on device: make room")],
+)
+def test_output_that_goes_nowhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture, number: int, status: int, told: str
+) -> None:
+    """As with `| head`, or a full disk."""
+
+    class Closed(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    assert main(["hash-key", "--name", "somebody"]) == status
+    err = capsys.readouterr().err
+    assert told in err
+    assert err.count("\n") <= 1
 
 
 TYPED_NUMBERS = ["", "x", "nan", "1e26", "-7", "9" * 5000, "0x10", "½"]
