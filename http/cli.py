@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import errno
-import os
+import io
 import re
 import signal
 import sys
@@ -339,7 +339,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         sys.stderr.write(f"paged: error: {error}: make room on the disk, or write elsewhere\n")
         status = 2
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - what is left would fail again
+    sys.stdout = io.StringIO()  # what is left in the other would fail again
     return status
 
 
