@@ -150,8 +150,8 @@ def goals_option(help: str, *, also: tuple[str, ...] = ()) -> Any:
 
 def path(text: str) -> str:
     """The part of a URL after the host."""
-    if not text.startswith("/"):
-        raise argparse.ArgumentTypeError(f"must begin with /, got {text!r}")
+    if not text.startswith("/") or not text.isprintable() or " " in text:
+        raise argparse.ArgumentTypeError(f"must begin with / and have no spaces, got {text!r}")
     return text
 
 

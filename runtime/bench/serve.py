@@ -307,7 +307,7 @@ def _is_chat(server: ServerOptions) -> bool:
 
 
 def _headers(server: ServerOptions) -> dict[str, str]:
-    key = os.environ.get("OPENAI_API_KEY")
+    key = os.environ.get("OPENAI_API_KEY", "").strip()
     return ({"Authorization": f"Bearer {key}"} if key else {}) | dict(server.header)
 
 

@@ -16,6 +16,7 @@ import pytest
 from paged.http.cli import parse
 from paged.models.loading import resolve_model
 from paged.models.loading.source import embedded_model
+from paged.runtime.bench import options
 from paged.runtime.bench.arguments import add_arguments, run
 from paged.runtime.bench.client import StreamReader
 from paged.runtime.bench.connection import HttpClient
@@ -400,12 +401,27 @@ def test_streams_that_went_wrong(stream: bytes, error: str) -> None:
     "url",
     [
         *("localhost:8000", "ftp://host", "http://", "http://:80", "http://[::1"),
-        *("http://host:99999", "http://host:eighty"),
+        *("http://host:99999", "http://host:eighty", "http://host/a b"),
     ],
 )
 def test_a_base_url_needs_scheme_and_host(url: str) -> None:
     with pytest.raises(ConfigError, match="--base-url must look like"):
         HttpClient(url, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [("X a", "b", "'X a' is no name"), ("", "b", "'' is no name"), ("X", "s3cret\nb", "header X ")],
+)
+def test_a_header_that_cannot_be_sent(name: str, value: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        HttpClient("http://127.0.0.1:1", {name: value})
+    assert "s3cret" not in str(caught.value)
+
+
+def test_an_endpoint_has_no_spaces() -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="no spaces"):
+        options.path("/v1/a b")
 
 
 @pytest.mark.parametrize(
