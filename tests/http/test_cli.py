@@ -248,6 +248,12 @@ def test_flags_may_come_from_a_file(tmp_path: Path) -> None:
     assert (args.model, args.served_model_name) == ("other", ["a", "b"])
 
 
+def test_a_file_of_flags_may_have_none_yet(tmp_path: Path) -> None:
+    path = tmp_path / "flags.yaml"
+    path.write_text("# port: 8000\n")
+    assert engine_config("--config", str(path)) == EngineConfig()
+
+
 @pytest.mark.parametrize(
     "content",
     [
