@@ -108,7 +108,7 @@ def test_only_what_an_accident_ended_is_tried_again(
     error: Exception,
     again: int,
 ) -> None:
-    starts = []
+    starts: list[Any] = []
 
     def fail(*args: Any, **how: Any) -> None:
         starts.append(args)
