@@ -427,11 +427,11 @@ def test_an_endpoint_has_no_spaces() -> None:
 @pytest.mark.parametrize(
     ("flag", "told"),
     [
-        (["--endpoint", "v1"], "must begin with /, got 'v1'"),
+        (["--endpoint", "v1"], "must begin with / and have no spaces, got 'v1'"),
         (["--extra-body", "[" * 100_000], "must be a JSON object"),
         (["--seed", "-1"], "must be at least 0"),
         (["--num-warmups", "-1"], "must be at least 0"),
-        (["--ready-check-timeout-sec", "nan"], "must be at least 0 and finite"),
+        (["--ready-check-timeout-sec", "nan"], "must be a number such as 0.5"),
         (["--num-prompts", "99999999999"], "must be at most 16,777,216"),
     ],
 )
