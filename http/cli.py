@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
+import io
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -324,6 +327,23 @@ def _only_model(args: argparse.Namespace, argv: Sequence[str]) -> str | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status: 2 for what the caller can put right."""
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()  # at Python's exit nobody could say what is wrong
+    except BrokenPipeError:  # whoever read the output has seen enough, as `head` does
+        status = 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        sys.stderr.write(f"paged: error: {error}: make room on the disk, or write elsewhere\n")
+        status = 2
+    sys.stdout = io.StringIO()  # what is left in the other would fail again
+    return status
+
+
+def _run(argv: Sequence[str] | None) -> int:
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
         module, _, function = _COMMANDS[args.command].run.partition(":")

@@ -52,6 +52,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from error
     except RecursionError:
         raise ConfigError(f"--config {path}: is nested too deeply") from None
+    if values is None:  # nothing but comments
+        return {}
     if not isinstance(values, dict):
         raise ConfigError(f"--config {path}: must hold one 'flag: value' per line")
     return values

@@ -23,7 +23,13 @@ from paged.runtime.buckets import FEWEST_ROWS_ON_GPU, Buckets
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
 from paged.runtime.lanes import Lanes
-from paged.runtime.memory import MemoryPlan, fit_model_len, host_pages, page_memory
+from paged.runtime.memory import (
+    MemoryPlan,
+    check_length,
+    fit_model_len,
+    host_pages,
+    page_memory,
+)
 from paged.runtime.placement import Placement
 from paged.runtime.scheduler import SchedulerConfig
 from paged.runtime.steps import MOST_MOVED, StepShapes
@@ -115,10 +121,15 @@ def shapes_before_pages(
     budget: int | None,
     stage: Stage | None = None,
 ) -> StepShapes:
-    """Shapes with the number of pages still open: the longest sequence's worth."""
+    """Shapes with the number of pages still open: the longest sequence's worth.
+
+    Raises:
+        ConfigError: flags that do not go together, or with the model.
+    """
     model = model.share(placement.num_devices)
     wanted = config.max_model_len
     length = model.context_length if wanted in (None, -1) else wanted
+    check_length(length, model.context_length)
     limits = _check_limits(config, step_limits(config, budget), length)
     groups = group_layers(model.windows, length)
     cache = CacheSpec(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import MISSING, Field, field, fields
@@ -18,6 +19,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 _SUFFIXES = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 _STORED = ("awq", "awq_marlin", "compressed-tensors", "gptq", "gptq_marlin")
 _FILES = ("gguf", "safetensors")
+_MOST_QUOTED = 100
+_MOST_DIGITS = 40  # of a number that a message may repeat
 _SIZE = re.compile(r"(?P<number>-?\d+(?:\.\d+)?)(?P<suffix>[kKmMgG]?)")
 
 
@@ -79,13 +82,25 @@ def _frozen(value: Any) -> Any:
 
 def size(text: str) -> int:
     """A whole number, perhaps with a suffix: 1k is 1,000 and 1K is 1,024; likewise m, M, g, G."""
-    match = _SIZE.fullmatch(text)
+    match = _SIZE.fullmatch(text) if len(text) <= _MOST_DIGITS else None
     value = Decimal(match["number"]) * _SUFFIXES[match["suffix"]] if match else Decimal("NaN")
     if value != value.to_integral_value():
         raise argparse.ArgumentTypeError(
-            f"must be a whole number such as 4096, 4k (4,000) or 4K (4,096), got {text!r}"
+            "must be a whole number in digits such as 4096, 4k (4,000) or 4K (4,096), got "
+            f"{_quoted(text)}"
         )
     return int(value)
+
+
+def number(text: str) -> float:
+    """A finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"must be a number such as 0.5, got {_quoted(text)}")
+    return value
 
 
 def size_or_auto(text: str) -> int:
@@ -100,7 +115,7 @@ def json_object(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text[:100]!r}")
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {_quoted(text)}")
     return value
 
 
@@ -135,6 +150,11 @@ def port(text: str) -> int:
     return value
 
 
+def _quoted(text: str) -> str:
+    """As much of what somebody typed as a message has room for."""
+    return repr(text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}...")
+
+
 def _help(each: Field[Any]) -> str:
     text = each.metadata["help"].replace("%", "%%")
     silent = each.default in (None, "", MISSING) or isinstance(each.default, tuple)
@@ -155,11 +175,11 @@ def _how(each: Field[Any], hint: Any) -> dict[str, Any]:
         return how
     if kind is bool:
         return how | {"action": argparse.BooleanOptionalAction}
-    metavar = each.name.rpartition("_")[2].upper()
+    how = {"metavar": each.name.rpartition("_")[2].upper()} | how
     if get_origin(kind) is tuple:
-        return how | {"nargs": "+", "metavar": metavar}
-    readers: dict[type, Callable[[str], Any]] = {int: size, float: float, str: str}
-    return how | {"type": readers[kind], "metavar": metavar}
+        return how | {"nargs": "+"}
+    readers: dict[type, Callable[[str], Any]] = {int: size, float: number, str: str}
+    return how | {"type": readers[kind]}
 
 
 def _without_none(hint: Any) -> Any:

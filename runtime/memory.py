@@ -158,7 +158,8 @@ def fit_model_len(
     """The longest sequence the engine will serve.
 
     Args:
-        wanted: --max-model-len; None is the model's own length, -1 the longest that fits.
+        wanted: --max-model-len, which passed `check_length`; None is the model's own length, -1 the
+            longest that fits.
         model_len: what the model was made for.
         num_pages: pages, the null page included.
         pages_of: pages that a sequence of so many tokens holds at once.
@@ -166,14 +167,13 @@ def fit_model_len(
         from_share: they are what --gpu-memory-utilization leaves, and not a number of their own.
 
     Raises:
-        ConfigError: it does not fit, or is more than the model was made for; with the numbers, the
-            largest length that would fit and the flags that would help.
+        ConfigError: it does not fit; with the numbers, the largest length that would fit and the
+            flags that would help.
     """
     fits = bisect_right(range(model_len + 1), num_pages - 1, key=pages_of) - 1
     if wanted == -1:
         wanted = fits
     length = model_len if wanted is None else wanted
-    check_length(length, model_len)
     if length > fits or fits < _SHORTEST:
         length = max(length, _SHORTEST)
         needed = (pages_of(length) + 1) * bytes_per_page

@@ -7,6 +7,7 @@ each; httpx2 stopped at 8,500, took 27 us each and saw chunks in clumps.
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, cast
@@ -17,6 +18,7 @@ import httptools
 from paged.runtime.errors import ConfigError
 
 OnBody = Callable[[bytes], None]
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 class Response(NamedTuple):
@@ -35,7 +37,7 @@ class HttpClient:
         verify: check the server's certificate.
 
     Raises:
-        ConfigError: base_url is none.
+        ConfigError: base_url is none, or a header cannot be sent.
     """
 
     def __init__(self, base_url: str, headers: Mapping[str, str], *, verify: bool = True) -> None:
@@ -44,7 +46,7 @@ class HttpClient:
         self._ssl = _ssl_context(verify) if url.scheme == "https" else None
         self._prefix = url.path
         lines = {"Host": url.netloc, "Accept": "*/*", **headers}
-        self._headers = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        self._headers = "".join(_line(name, value) for name, value in lines.items())
         self._idle: list[_Connection] = []
 
     async def get(self, path: str) -> Response:
@@ -102,6 +104,18 @@ class HttpClient:
         else:
             connection.abort()
         return response
+
+
+def _line(name: str, value: str) -> str:
+    """A header as it is sent. The message keeps to itself what may be a key."""
+    if not _HEADER_NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is no name of a header: give letters, digits and dashes")
+    if not value.isprintable():
+        raise ConfigError(
+            f"The header {name} cannot be sent: its value holds a line break or another sign that "
+            "no header may have"
+        )
+    return f"{name}: {value}\r\n"
 
 
 class _Connection(asyncio.Protocol):
@@ -184,7 +198,7 @@ def _parts(base_url: str) -> tuple[SplitResult, str, int | None]:
         host, port = url.hostname, url.port
     except ValueError as error:
         raise ConfigError(f"{wrong}: {error}") from error
-    if url.scheme not in ("http", "https") or not host:
+    if url.scheme not in ("http", "https") or not host or " " in base_url:
         raise ConfigError(wrong)
     return url, host, port
 

@@ -93,6 +93,8 @@ def run_workload(
         EngineMeter(engine.stats) as meter,
     ):
         summary = _run(requests, times, send, max_concurrency, bar.update)
+    if any(record.error for record in summary.records):
+        uvloop.run(_living(engine))
     summary = ServeSummary(
         summary.records, summary.duration, tuple((goals or {}).items()), summary.client_seconds
     )
@@ -107,6 +109,11 @@ def running_engine(config: EngineConfig) -> Iterator[AsyncEngine]:
         yield engine
     finally:
         engine.shutdown()
+
+
+async def _living(engine: AsyncEngine) -> None:
+    """Raises EngineDead of an engine whose requests ended because it did."""
+    await engine.look()
 
 
 async def _empty_cache(engine: AsyncEngine) -> None:

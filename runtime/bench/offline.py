@@ -182,10 +182,15 @@ async def _generate_all(
     params: Sequence[SamplingParams],
     on_done: Callable[[], object],
 ) -> list[RequestOutput]:
+    """The last output of each. Raises EngineDead."""
+
     async def last_output(prompt: Prompt, wanted: SamplingParams) -> RequestOutput:
         *_, last = [output async for output in engine.generate(prompt, wanted)]
         on_done()
         return last
 
     both = zip(prompts, params, strict=True)
-    return await asyncio.gather(*(last_output(prompt, wanted) for prompt, wanted in both))
+    outputs = await asyncio.gather(*(last_output(prompt, wanted) for prompt, wanted in both))
+    if any(each.finish_reason == "error" for output in outputs for each in output.outputs):
+        await engine.look()  # raises what the engine died of
+    return outputs

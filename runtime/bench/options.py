@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from paged.runtime.bench.baselines import BASELINES
-from paged.runtime.flags import json_object, option, port, same_option
+from paged.runtime.flags import json_object, number, option, port, same_option, size
 
 GENERATED = ("random", "lognormal", "prefix_repetition", "prefix_tree", "baseline")
 FROM_FILES = ("sharegpt", "custom", "log")
@@ -28,7 +28,7 @@ _AS_GOALS = "as ttft:200 tpot:50 (milliseconds) or ttft=200ms,e2el=5s"
 
 def count(text: str) -> int:
     """A number of things, from 1 to `MOST`."""
-    value = int(text)
+    value = size(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
     return _not_too_many(value)
@@ -36,7 +36,7 @@ def count(text: str) -> int:
 
 def whole(text: str) -> int:
     """A number of things, perhaps none."""
-    value = int(text)
+    value = size(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"must be at least 0, got {value}")
     return _not_too_many(value)
@@ -50,25 +50,25 @@ def _not_too_many(value: int) -> int:
 
 def seed(text: str) -> int:
     """Of a random generator: 64 bits, not below 0."""
-    value = int(text)
-    if not 0 <= value < 2**63:
-        raise argparse.ArgumentTypeError(f"must be at least 0 and below 2**63, got {value}")
+    value = size(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {value}")
     return value
 
 
 def positive(text: str) -> float:
     """A number above 0; `inf` is one."""
-    value = float(text)
-    if not value > 0:
+    value = math.inf if text == "inf" else number(text)
+    if value <= 0:
         raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
     return value
 
 
 def at_least_0(text: str) -> float:
-    """A finite number, perhaps 0."""
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be at least 0 and finite, got {text}")
+    """A number that can be reckoned with, perhaps 0."""
+    value = number(text)
+    if not 0 <= value <= _LARGEST:
+        raise argparse.ArgumentTypeError(f"must be at least 0 and at most {_LARGEST:g}, got {text}")
     return value
 
 
@@ -82,7 +82,7 @@ def finite(text: str) -> float:
 
 def percentiles(text: str) -> tuple[float, ...]:
     """Comma-separated numbers from 0 to 100."""
-    values = tuple(float(part) for part in text.split(","))
+    values = tuple(number(part) for part in text.split(","))
     if not all(0 <= value <= 100 for value in values):
         raise argparse.ArgumentTypeError(f"must be from 0 to 100, got {text}")
     return values
@@ -113,10 +113,10 @@ def goals(text: str) -> tuple[tuple[str, float], ...]:
 def _goal(text: str) -> tuple[str, float]:
     match = _GOAL.fullmatch(text.strip())
     limit = float(match["number"]) * (1000 if match["unit"] == "s" else 1) if match else 0.0
-    if not match or not limit > 0:
+    if not match or not 0 < limit <= _LARGEST:
         raise argparse.ArgumentTypeError(
-            "must be limits above 0 of ttft, tpot or e2el such as ttft:500 (milliseconds) or "
-            f"ttft=500ms,e2el=5s, got {text!r}"
+            f"must be limits above 0 and at most {_LARGEST:g} ms of ttft, tpot or e2el such as "
+            f"ttft:500 (milliseconds) or ttft=500ms,e2el=5s, got {text!r}"
         )
     return match["name"], limit
 
@@ -150,8 +150,8 @@ def goals_option(help: str, *, also: tuple[str, ...] = ()) -> Any:
 
 def path(text: str) -> str:
     """The part of a URL after the host."""
-    if not text.startswith("/"):
-        raise argparse.ArgumentTypeError(f"must begin with /, got {text!r}")
+    if not text.startswith("/") or not text.isprintable() or " " in text:
+        raise argparse.ArgumentTypeError(f"must begin with / and have no spaces, got {text!r}")
     return text
 
 
@@ -198,7 +198,7 @@ class WorkloadOptions:
     random_input_len: int = option(1024, "Prompt tokens of random requests.", type=count)
     random_output_len: int = option(128, "Tokens to generate of random requests.", type=count)
     random_range_ratio: float = option(
-        0.0, "Draw random lengths from (1 - ratio) to (1 + ratio) times the given.", type=float
+        0.0, "Draw random lengths from (1 - ratio) to (1 + ratio) times the given.", type=number
     )
     random_prefix_len: int = option(
         0, "Tokens that all random prompts share, on top of their length.", type=whole
@@ -330,14 +330,14 @@ class ServerOptions:
 class SamplingOptions:
     """What each request asks for; what is not given is left to the server."""
 
-    temperature: float = option(0.0, "0 is greedy.", type=float)
-    top_p: float | None = option(None, "Nucleus sampling.", type=float)
-    top_k: int | None = option(None, "Top-k sampling.", type=int)
-    min_p: float | None = option(None, "Least share of the likeliest token.", type=float)
-    presence_penalty: float | None = option(None, "See the API.", type=float)
-    frequency_penalty: float | None = option(None, "See the API.", type=float)
-    repetition_penalty: float | None = option(None, "See the API.", type=float)
-    logprobs: int | None = option(None, "Log-probabilities per token.", type=int)
+    temperature: float = option(0.0, "0 is greedy.", type=number)
+    top_p: float | None = option(None, "Nucleus sampling.", type=number)
+    top_k: int | None = option(None, "Top-k sampling.", type=size)
+    min_p: float | None = option(None, "Least share of the likeliest token.", type=number)
+    presence_penalty: float | None = option(None, "See the API.", type=number)
+    frequency_penalty: float | None = option(None, "See the API.", type=number)
+    repetition_penalty: float | None = option(None, "See the API.", type=number)
+    logprobs: int | None = option(None, "Log-probabilities per token.", type=size)
 
 
 @dataclass(frozen=True, kw_only=True)

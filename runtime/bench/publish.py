@@ -21,7 +21,7 @@ def publish(
     options: OutputOptions,
     flat: Mapping[str, Any] | None = None,
 ) -> None:
-    """Print the lines, and write the files that are asked for.
+    """Print the lines, and write the files that are asked for, even if nobody reads the lines.
 
     Args:
         flat: what stands beside the result in its file.
@@ -29,10 +29,16 @@ def publish(
     Raises:
         ConfigError: a file cannot be written.
     """
-    for line in lines:
-        sys.stdout.write(line + "\n")
+    try:
+        sys.stdout.writelines(f"{line}\n" for line in lines)
+        sys.stdout.flush()
+    finally:
+        _write_files(result, options, flat or {})
+
+
+def _write_files(result: BenchResult, options: OutputOptions, flat: Mapping[str, Any]) -> None:
     if options.output_json:
-        text = json.dumps({**(flat or {}), **as_json(result)}, indent=2)
+        text = json.dumps({**flat, **as_json(result)}, indent=2)
         write_text(Path(options.output_json), text + "\n")
     if options.html:
         write_text(Path(options.html), html_report([(result.label, result)]))

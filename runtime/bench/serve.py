@@ -92,10 +92,12 @@ def run_serve(args: argparse.Namespace) -> int:
     model, summary = measured.model, measured.summary
     result = serve_result(run, measured)
     flat = _flat(run, model, summary)
-    publish(_lines(run, measured, result), result, run.report, flat)
-    if run.report.save_result or run.report.append_result:
-        path = save_result(run, model, flat | as_json(result))
-        sys.stdout.write(f"Saved as {path}\n")
+    try:
+        publish(_lines(run, measured, result), result, run.report, flat)
+    finally:
+        if run.report.save_result or run.report.append_result:
+            path = save_result(run, model, flat | as_json(result))
+            sys.stdout.write(f"Saved as {path}\n")
     return 0 if not summary.failures else 1
 
 
@@ -305,7 +307,7 @@ def _is_chat(server: ServerOptions) -> bool:
 
 
 def _headers(server: ServerOptions) -> dict[str, str]:
-    key = os.environ.get("OPENAI_API_KEY")
+    key = os.environ.get("OPENAI_API_KEY", "").strip()
     return ({"Authorization": f"Bearer {key}"} if key else {}) | dict(server.header)
 
 

@@ -29,6 +29,7 @@ _COLOURS = {
 }
 _FLOOR, _EXPECTED = "#30567d", "#7fb3d5"
 _WIDTH, _MARGIN, _LINE = 760, 20, 22
+_MOST_LETTERS = 70  # of a model's name, in the title
 _LEFT, _RIGHT = 240, 110  # of bars: room for what they are, and for what they say
 
 
@@ -72,7 +73,10 @@ def svg(plan: Plan, levers: Sequence[Lever]) -> str:
     rows = [(flag, 0.0, float(count), f"{count:,}") for flag, count in tokens]
     parts += _bars("Tokens that the pages hold", rows, top)
     height = top + _LINE * (len(rows) + 2)
-    title = f"{plan.source.name} on {plan.memory.num_devices} x {plan.gpu.name}"
+    name = plan.source.name
+    if len(name) > _MOST_LETTERS:  # a path, whose end says most
+        name = f"…{name[-_MOST_LETTERS:]}"
+    title = f"{name} on {plan.memory.num_devices} x {plan.gpu.name}"
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
         f'width="{_WIDTH}" height="{height}" font-family="sans-serif" font-size="13" role="img">'

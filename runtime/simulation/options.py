@@ -18,7 +18,7 @@ from paged.runtime.routing import POLICIES, Policy
 RECORDED = ("file", "log")
 TRACES = ("chat", "agents", "random", *RECORDED)
 _MOST_REPLICAS = 100_000  # a thousand take minutes
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
 def counts(text: str) -> tuple[int, ...]:

@@ -160,7 +160,7 @@ def _row(each: Summary) -> tuple[str, ...]:
         f"{tpot['p50']:.1f}",
         f"{tpot['p99']:.1f}",
         f"{each.p99('e2el') / 1e3:,.1f}",
-        "" if each.goodput is None else f"{each.goodput:.1%}",
+        "-" if each.goodput is None else f"{each.goodput:.1%}",
         f"{each.preemptions:,}",
         f"{each.gpu_hours:,.2f}",
     )

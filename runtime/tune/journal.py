@@ -55,12 +55,17 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A run, or why there was none."""
+    """A run, or why there was none.
+
+    Attributes:
+        is_final: the same settings would fail again, as far as anyone can tell.
+    """
 
     values: dict[str, Value]
     lever: str = ""
     run: RunResult | None = None
     error: str | None = None
+    is_final: bool = True
 
 
 @dataclass(frozen=True)
@@ -104,13 +109,18 @@ class Journal:
             return None
         return _with(trial, known[len(trial.runs)])
 
-    def add(self, trial: Trial, run: RunResult | None, error: str | None) -> Trial:
+    def add(
+        self, trial: Trial, run: RunResult | None, error: str | None, *, is_final: bool = True
+    ) -> Trial:
         """The trial with a run, or with an error instead, which is kept at once.
+
+        Args:
+            is_final: a tune that goes on need not try again what failed so.
 
         Raises:
             ConfigError: it cannot be written.
         """
-        line = _Line(dict(trial.values), trial.lever, run, error)
+        line = _Line(dict(trial.values), trial.lever, run, error, is_final)
         self._append(line)
         return _with(trial, line)
 
@@ -133,7 +143,7 @@ class Journal:
                 "another --output-dir, or remove the folder"
             )
         self.start = header.start
-        for line in runs:
+        for line in (each for each in runs if each.is_final):
             self._runs[_key(line.values)].append(line)
 
 

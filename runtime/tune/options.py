@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paged.runtime.bench.options import count, goals_option, positive
-from paged.runtime.flags import option
+from paged.runtime.flags import number, option
 
 
 def share(text: str) -> float:
     """A number of at least 0 and below 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
+    value = number(text)
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 0 and below 1, got {text!r}")
     return value

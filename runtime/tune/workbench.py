@@ -88,9 +88,12 @@ class Workbench:
                 empty_cache=True,
                 progress=self._load.progress,
             )
-        except (ConfigError, EngineDead) as error:
+        except ConfigError as error:
             self.close()
             return self._journal.add(trial, None, str(error))
+        except EngineDead as error:  # which the settings need not have been the cause of
+            self.close()
+            return self._journal.add(trial, None, str(error), is_final=False)
         if run.num_failed:
             failed = f"{run.num_failed} of {len(self._load.requests)} requests failed"
             return self._journal.add(trial, None, f"{failed}: {_first_error(run.requests)}")

@@ -1,5 +1,10 @@
 """The command line: what it understands, and what it says when it does not."""
 
+import argparse
+import errno
+import io
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +13,7 @@ from typing import Any
 import pytest
 
 import paged
-from paged.http.cli import main, parse
+from paged.http.cli import main, parse, parsers
 from paged.http.options import ALWAYS_ON, ConvertOptions, ModelOptions, ServeOptions
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.config import EngineConfig
@@ -148,7 +153,7 @@ def test_flags_with_several_values() -> None:
         ),
         (["serve", "--xyzzy"], "unknown flag --xyzzy"),
         (["serve", "a", "b"], "unknown argument 'b'"),
-        (["serve", "--port", "x"], "argument --port: must be a whole number such as"),
+        (["serve", "--port", "x"], "argument --port: must be a whole number in digits such as"),
         (["serve", "--port", "99999"], "argument --port: must be between 0 and 65535, got '99999'"),
         (["bench", "serve", "--port=-1"], "argument --port: must be between 0 and 65535, got '-1'"),
         (["serve", "--dtype", "int3"], "argument --dtype: invalid choice: 'int3'"),
@@ -244,6 +249,12 @@ def test_flags_may_come_from_a_file(tmp_path: Path) -> None:
     assert (args.model, args.served_model_name) == ("other", ["a", "b"])
 
 
+def test_a_file_of_flags_may_have_none_yet(tmp_path: Path) -> None:
+    path = tmp_path / "flags.yaml"
+    path.write_text("# port: 8000\n")
+    assert engine_config("--config", str(path)) == EngineConfig()
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -290,7 +301,7 @@ def test_a_file_holds_nothing_but_flags(tmp_path: Path, capsys: Capture, content
 @pytest.mark.parametrize(
     ("flag", "values"),
     [
-        ("--shutdown-timeout", ["-1", "nan", "inf", "1e9"]),
+        ("--shutdown-timeout", ["-1", "1e9"]),
         ("--max-body-size", ["0", "-1"]),
         ("--model", [""]),
         ("--served-model-name", [""]),
@@ -338,3 +349,38 @@ def test_other_errors_are_bugs_and_keep_their_trace(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(AsyncEngine, "from_config", lambda config: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["generate", "--prompt", "a"])
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "told"),
+    [(errno.EPIPE, 141, ""), (errno.ENOSPC, 2, "No space left on device: make room")],
+)
+def test_output_that_goes_nowhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture, number: int, status: int, told: str
+) -> None:
+    """As with `| head`, or a full disk."""
+
+    class Closed(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    assert main(["hash-key", "--name", "somebody"]) == status
+    lines = capsys.readouterr().err.splitlines()
+    assert [told in line for line in lines if "error" in line] == [True] * bool(told)
+
+
+TYPED_NUMBERS = ["", "x", "nan", "1e26", "-7", "9" * 5000, "0x10", "½"]
+
+
+@pytest.mark.parametrize("parser", list(parsers()), ids=lambda parser: parser.prog)
+def test_bad_numbers_are_told_in_words(parser: argparse.ArgumentParser) -> None:
+    """Of every flag of every command: never by the name of a function, nor by an exception."""
+    for action in parser._actions:
+        for text in TYPED_NUMBERS if action.type and action.option_strings else ():
+            told = ": must be"  # of what is taken
+            try:
+                parser._get_value(action, text)
+            except argparse.ArgumentError as error:
+                told = str(error)
+            assert re.search(r": (must be|must begin|knows|'|that files)", told), told

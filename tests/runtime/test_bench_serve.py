@@ -16,6 +16,7 @@ import pytest
 from paged.http.cli import parse
 from paged.models.loading import resolve_model
 from paged.models.loading.source import embedded_model
+from paged.runtime.bench import options
 from paged.runtime.bench.arguments import add_arguments, run
 from paged.runtime.bench.client import StreamReader
 from paged.runtime.bench.connection import HttpClient
@@ -401,7 +402,7 @@ def test_streams_that_went_wrong(stream: bytes, error: str) -> None:
     "url",
     [
         *("localhost:8000", "ftp://host", "http://", "http://:80", "http://[::1"),
-        *("http://host:99999", "http://host:eighty"),
+        *("http://host:99999", "http://host:eighty", "http://host/a b"),
     ],
 )
 def test_a_base_url_needs_scheme_and_host(url: str) -> None:
@@ -410,13 +411,28 @@ def test_a_base_url_needs_scheme_and_host(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [("X a", "b", "'X a' is no name"), ("", "b", "'' is no name"), ("X", "s3cret\nb", "header X ")],
+)
+def test_a_header_that_cannot_be_sent(name: str, value: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        HttpClient("http://127.0.0.1:1", {name: value})
+    assert "s3cret" not in str(caught.value)
+
+
+def test_an_endpoint_has_no_spaces() -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="no spaces"):
+        options.path("/v1/a b")
+
+
+@pytest.mark.parametrize(
     ("flag", "told"),
     [
-        (["--endpoint", "v1"], "must begin with /, got 'v1'"),
+        (["--endpoint", "v1"], "must begin with / and have no spaces, got 'v1'"),
         (["--extra-body", "[" * 100_000], "must be a JSON object"),
         (["--seed", "-1"], "must be at least 0"),
         (["--num-warmups", "-1"], "must be at least 0"),
-        (["--ready-check-timeout-sec", "nan"], "must be at least 0 and finite"),
+        (["--ready-check-timeout-sec", "nan"], "must be a number such as 0.5"),
         (["--num-prompts", "99999999999"], "must be at most 16,777,216"),
     ],
 )

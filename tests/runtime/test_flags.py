@@ -7,7 +7,8 @@ import pytest
 
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
-from paged.runtime.flags import add_flags, read_flags, size
+from paged.runtime.flags import add_flags, number, read_flags, size
+from paged.runtime.planning.options import PlanOptions
 
 
 @pytest.mark.parametrize(
@@ -29,10 +30,22 @@ def test_numbers_may_have_suffixes(text: str, number: int) -> None:
     assert size(text) == number
 
 
-@pytest.mark.parametrize("text", ["", "k", "1.5", "1kb", "0.1K", "1e3", "inf"])
+@pytest.mark.parametrize("text", ["", "k", "1.5", "1kb", "0.1K", "1e3", "inf", "9" * 5000])
 def test_other_numbers_are_refused(text: str) -> None:
-    with pytest.raises(ArgumentTypeError, match="whole number"):
+    with pytest.raises(ArgumentTypeError, match=r"whole number .*, got '.{0,103}'$"):
         size(text)
+
+
+@pytest.mark.parametrize("text", ["", "x", "nan", "inf", "1e400", "9" * 5000])
+def test_what_is_no_finite_number_is_refused(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"must be a number such as 0.5, got '.{0,103}'$"):
+        number(text)
+
+
+def test_a_field_may_say_what_its_value_is_called() -> None:
+    parser = ArgumentParser()
+    add_flags(parser, PlanOptions, "plan")
+    assert "--svg FILE" in parser.format_help()
 
 
 def test_a_flag_may_have_another_spelling() -> None:

@@ -21,7 +21,9 @@ from paged.runtime.bench.results import (
     write_result,
 )
 from paged.runtime.bench.workloads import BenchRequest, IdRange, random_requests
-from paged.runtime.errors import ConfigError
+from paged.runtime.errors import ConfigError, EngineDead
+from tests.runtime.fakes import FakeCore
+from tests.runtime.fakes import engine as fake_engine
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +85,18 @@ def test_an_emptied_cache_holds_nothing_of_the_run_before(engine: AsyncEngine) -
         if (found := run_workload(engine, requests, empty_cache=empty)).engine is not None
     ]
     assert rates[0] == rates[2] == 0.0 < rates[1]
+
+
+def test_an_engine_that_dies_is_no_run_of_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = FakeCore(step_time=0.001)
+    core.dies_at = 3
+    monkeypatch.setattr(
+        "paged.runtime.async_engine.load_engine", lambda config, **how: fake_engine(core)
+    )
+    engine = AsyncEngine()
+    with pytest.raises(EngineDead, match="the device fell off"):
+        run_workload(engine, [BenchRequest("ab", 2, 50)] * 2)
+    engine.shutdown()
 
 
 def test_a_workload_needs_requests(engine: AsyncEngine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,7 +17,7 @@ from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
 from paged.runtime.planning import GPUS, Plan, Workload, find_gpu, plan
 from paged.runtime.planning.levers import Lever, levers, remedies
-from paged.runtime.planning.picture import GLYPHS, bar, shares_of
+from paged.runtime.planning.picture import GLYPHS, bar, shares_of, svg
 from paged.runtime.planning.report import lever_table
 from paged.runtime.planning.traps import warnings
 
@@ -131,6 +132,12 @@ def test_a_lever_that_cannot_be_says_why_in_whole_words() -> None:
     assert last.endswith("no: --kv-cache-dtype fp8 needs a GPU of capability 8.9 or above, and ...")
 
 
+def test_the_length_of_a_slip_of_the_finger_is_named() -> None:
+    """And not the memory that its page tables would take."""
+    with pytest.raises(ConfigError, match=r"4000000000 is greater than the model's own length"):
+        plan(LLAMA, "H200", max_model_len=4_000_000_000)
+
+
 def test_what_does_not_fit_is_told_what_would() -> None:
     with pytest.raises(ConfigError, match="No memory is left"):
         plan(LARGE, "H100")
@@ -197,6 +204,14 @@ def test_the_command_tells_people(capsys: Capture, tmp_path: Path) -> None:
         assert word in out
     texts = [node.text for node in ElementTree.parse(picture).iter() if node.tag.endswith("text")]
     assert "--tensor-parallel-size 2" in texts
+
+
+def test_of_a_long_path_the_picture_has_the_end() -> None:
+    made = planned()
+    path = f"/{'folder/' * 30}llama"
+    picture = svg(replace(made, source=replace(made.source, name=path)), [])
+    [title] = re.findall(r'bold">(….*/llama on 1 x H200)</text>', picture)
+    assert len(title) < 90
 
 
 def test_the_command_tells_programs(capsys: Capture) -> None:

@@ -12,7 +12,7 @@ import pytest
 from paged.http.cli import main, parse
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.config import EngineConfig
-from paged.runtime.errors import ConfigError
+from paged.runtime.errors import ConfigError, EngineDead
 from paged.runtime.tune.journal import NAME, Journal, Task, kept_alone
 from paged.runtime.tune.report import PAGE, Findings, as_flags, summary
 from paged.runtime.tune.search import Trial, Verdict
@@ -94,6 +94,34 @@ def test_it_goes_on_where_it_was(
     assert told.startswith("baseline: the flags given: ")
     assert "requests/s within the goals" in told
     assert "a larger --max-runs goes on" in told
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [(EngineDead("ended by signal 9"), 1), (ConfigError("no room"), 0)],
+    ids=["killed", "no room"],
+)
+def test_only_what_an_accident_ended_is_tried_again(
+    tune: Tune,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    again: int,
+) -> None:
+    starts: list[Any] = []
+
+    def fail(*args: Any, **how: Any) -> None:
+        starts.append(args)
+        raise error
+
+    monkeypatch.setattr(AsyncEngine, "from_config", fail)
+    (tmp_path / NAME).write_bytes((folder / NAME).read_bytes())
+    for expected in (1, 1 + again):
+        assert tune(tmp_path, "--max-runs=4", "--slo=ttft=60s,tpot=10s", "--margin=0.99") == 0
+        assert len(starts) == expected
+        assert f"sequences in a step: --max-num-seqs 4: failed, {error}" in capsys.readouterr().out
 
 
 def test_nothing_is_tried_whose_outcome_has_no_place(
