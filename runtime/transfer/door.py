@@ -138,9 +138,9 @@ class Connection:
                     self._put(item)
             except (OSError, RuntimeError):  # it is gone, or what the device computed is
                 self.line.close()  # whoever receives finds the end
-            finally:
-                if isinstance(item, _Content):
-                    self._count(-len(item.stack[0]))
+            if isinstance(item, _Content):
+                self._count(-len(item.stack[0]))
+            del item  # else its memory would be kept until the next one comes
 
     def _put(self, content: _Content) -> None:
         """Hand pages over, layer by layer."""
