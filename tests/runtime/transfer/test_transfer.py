@@ -6,6 +6,7 @@ import select
 import threading
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,14 @@ def pair(engines: Pair) -> Iterator[Pair]:
     wait_until(lambda: mapped() == 0)
 
 
+def elsewhere(*_: object) -> None:
+    """What opening memory of another machine comes to."""
+    raise ValueError("the memory is another machine's")
+
+
 @pytest.fixture(params=["memory", "line"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "line":
-
-        def elsewhere(*_: object) -> None:
-            raise ValueError("the memory is another machine's")
-
         monkeypatch.setattr(door, "SharedWay", elsewhere)
     return str(request.param)
 
@@ -370,6 +372,7 @@ def test_the_same_shapes_with_other_weights_are_another_model(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "flags"),
     [
@@ -380,13 +383,18 @@ def test_the_same_shapes_with_other_weights_are_another_model(
     ],
 )
 def test_every_kind_of_page(
-    name: str, flags: dict[str, Any], way: str, tmp_path: Path, compile_cache: str
+    name: str,
+    flags: dict[str, Any],
+    tmp_path: Path,
+    compile_cache: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Windows, latents, and integers with scales."""
+    """Windows, latents, and integers with scales; by memory, and by the connection."""
     sizes = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "max_model_len": 96}
     with opened(source_of(name, tmp_path), compile_cache, **sizes | flags) as pair:
         vocabulary = pair.decode.vocab_size
-        for length in (33, 48, 49, 80):
+        for way, length in product((door.SharedWay, elsewhere), (33, 48, 49, 80)):
+            monkeypatch.setattr(door, "SharedWay", way)
             prompt = [token % vocabulary for token in prompt_of(length, seed=length)]
             request = make_request("a", prompt, max_tokens=10)
             expected, before = pair.alone(request), pair.stats.outcomes
