@@ -82,6 +82,8 @@ def engines(case: str, args: argparse.Namespace) -> Iterator[list[AsyncEngine]]:
         "max_model_len": args.max_model_len,
         "kv_cache_memory_bytes": args.kv_cache_memory_bytes,
         "kv_offloading_size": args.kv_offloading_size,
+        "load_format": args.load_format,
+        "skip_tokenizer_init": True,
     }
     with ExitStack() as stack:
 
@@ -205,6 +207,7 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--kv-cache-memory-bytes", type=int, default=2**30)
     parser.add_argument("--kv-offloading-size", type=float, default=1.0, metavar="GIB")
+    parser.add_argument("--load-format", default="auto", help="dummy for random weights")
     parser.add_argument("--vocabulary", type=int, default=40_000, help="token ids are below it")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

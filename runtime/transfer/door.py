@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import NamedTuple
 
 import numpy as np
@@ -175,8 +175,8 @@ class Door:
         self.port: int = listener.getsockname()[1]
         self._listener, self._facts = listener, facts
         self._page, self._windows = page, windows
-        self._news: SimpleQueue[Job | Gone] = SimpleQueue()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # rung after each news
+        self._news: list[Job | Gone] = []
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # rings while there is news
         self._lock = threading.Lock()
         self._lines: set[Line] = set()
         self._connections: set[Connection] = set()
@@ -187,7 +187,7 @@ class Door:
     @property
     def has_news(self) -> bool:
         """Whether `news` gives something."""
-        return not self._news.empty()
+        return bool(self._news)
 
     @property
     def num_waiting(self) -> int:
@@ -205,13 +205,12 @@ class Door:
         return self._bell
 
     def news(self) -> list[Job | Gone]:
-        """What has come, in its order. The bell is stilled first: what comes later rings it."""
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
-        found: list[Job | Gone] = []
-        with suppress(Empty):
-            while True:
-                found.append(self._news.get_nowait())
+        """What has come, in its order."""
+        with self._lock:
+            found = list(self._news)
+            self._news.clear()
+            if found and not self._is_closed:
+                os.eventfd_read(self._bell)
         return found
 
     def close(self) -> None:
@@ -220,6 +219,7 @@ class Door:
             if self._is_closed:
                 return
             self._is_closed = True
+            self._news.clear()
             lines = list(self._lines)
             os.close(self._bell)
         with suppress(OSError):
@@ -230,9 +230,9 @@ class Door:
         self._thread.join(_TIME_TO_END)
 
     def _tell(self, news: Job | Gone) -> None:
-        self._news.put(news)
-        with self._lock:
+        with self._lock:  # together, else the bell might ring on when there is no news
             if not self._is_closed:
+                self._news.append(news)
                 os.eventfd_write(self._bell, 1)
 
     def _let_in(self) -> None:

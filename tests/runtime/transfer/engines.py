@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections.abc import Iterator
@@ -78,6 +79,8 @@ class Pair:
     def settle(self) -> None:
         """Have the prefill engine do what is left to it, and both forget everything."""
         wait_until(self.prefill_is_idle)
+        rings = select.select([self.prefill.fileno()], [], [], 0)[0]
+        assert self.prefill.has_work or not rings, "it would be woken for nothing, for ever"
         assert self.decode.reset_prefix_cache()
         assert self.prefill.reset_prefix_cache()
         assert self.decode.remote.num_under_way == 0

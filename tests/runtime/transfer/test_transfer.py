@@ -390,7 +390,7 @@ def test_every_kind_of_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Windows, latents, and integers with scales; by memory, and by the connection."""
-    sizes = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "max_model_len": 96}
+    sizes = {"max_num_seqs": 1, "max_num_batched_tokens": 16, "max_model_len": 96}
     with opened(source_of(name, tmp_path), compile_cache, **sizes | flags) as pair:
         vocabulary = pair.decode.vocab_size
         for way, length in product((door.SharedWay, elsewhere), (33, 48, 49, 80)):
