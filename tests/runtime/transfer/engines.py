@@ -79,7 +79,9 @@ class Pair:
     def settle(self) -> None:
         """Have the prefill engine do what is left to it, and both forget everything."""
         wait_until(self.prefill_is_idle)
-        rings = select.select([self.prefill.fileno()], [], [], 0)[0]
+        bell = self.prefill.fileno()
+        assert bell is not None
+        rings = select.select([bell], [], [], 0)[0]
         assert self.prefill.has_work or not rings, "it would be woken for nothing, for ever"
         assert self.decode.reset_prefix_cache()
         assert self.prefill.reset_prefix_cache()
