@@ -1,4 +1,5 @@
-"""The named workloads on one engine, and the time of a decode step by batch size.
+"""The named workloads on one engine, the time of a decode step by batch size, and throughput by
+how many requests of 300 tokens in and 128 out are there at a time (--streams).
 
     python benchmarks/offline_baselines.py MODEL --workloads B1,B4 --batches 1,32
 
@@ -11,6 +12,7 @@ first says what the card reads and multiplies per second.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -39,6 +41,8 @@ DECODE_STEPS = 96
 SETTLING_STEPS = 8
 # Batches reach full size long before their first sequence ends.
 MAX_STEPS = 256
+# Requests of each stream: those of one stream begin ever less together.
+WAVES = 6
 
 
 def add(core: Core, name: str, request: BenchRequest) -> None:
@@ -109,6 +113,28 @@ def decode_step(core: EngineCore, batch: int, vocab_size: int) -> dict[str, Any]
     }
 
 
+def at_concurrency(core: EngineCore, streams: int, vocab_size: int) -> dict[str, Any]:
+    """Requests of 300 tokens in and 128 out, `streams` at a time: as one ends the next comes."""
+    core.reset_prefix_cache()
+    requests = baseline_requests("E", WAVES * streams, seed=None, ids=IdRange.below(vocab_size))
+    waiting = iter(enumerate(requests))
+    start = time.perf_counter()
+    for i, request in itertools.islice(waiting, streams):
+        add(core, f"stream-{i}", request)
+    while core.has_work:
+        ended = sum(output.finish_reason is not None for output in core.step())
+        for i, request in itertools.islice(waiting, ended):
+            add(core, f"stream-{i}", request)
+    seconds = time.perf_counter() - start
+    return {
+        "streams": streams,
+        "seconds": round(seconds, 3),
+        "output_tokens_per_second": round(128 * len(requests) / seconds, 1),
+        "requests_per_second": round(len(requests) / seconds, 2),
+        "compiles": core.stats().compiles_after_warmup,
+    }
+
+
 def start(config: EngineConfig, source: ModelSource) -> tuple[EngineCore, dict[str, Any]]:
     """An engine, and what its start was like."""
     begin = time.perf_counter()
@@ -129,6 +155,8 @@ def figures(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     vocab_size = source.config.vocab_size
     for batch in filter(None, args.batches.split(",")):
         yield decode_step(core, int(batch), vocab_size)
+    for streams in filter(None, args.streams.split(",")):
+        yield at_concurrency(core, int(streams), vocab_size)
     for name in filter(None, args.workloads.split(",")):
         yield run_workload(core, name, vocab_size)
     core.close()
@@ -167,6 +195,7 @@ def main() -> None:
     add_engine_arguments(parser)
     parser.add_argument("--workloads", default="B1,B2,B3,B4,D", help="names; '' for none")
     parser.add_argument("--batches", default="1,8,32,128,256", help="sizes; '' for none")
+    parser.add_argument("--streams", default="", help="requests of 300/128 at a time, by commas")
     for figure in figures(parser.parse_args()):
         print(json.dumps(figure), flush=True)
 
