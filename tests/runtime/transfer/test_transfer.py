@@ -20,6 +20,7 @@ from paged.runtime.load_costs import FREE
 from paged.runtime.runner import StepRunner
 from paged.runtime.transfer import asking, door, handshake
 from paged.runtime.transfer.handshake import facts_of
+from paged.runtime.transfer.landing import SharedWay
 from paged.runtime.transfer.messages import Cancel
 from paged.runtime.transfer.peer import Handover, Peer
 from tests.runtime.remote import wait_until
@@ -393,7 +394,7 @@ def test_every_kind_of_page(
     sizes = {"max_num_seqs": 1, "max_num_batched_tokens": 16, "max_model_len": 96}
     with opened(source_of(name, tmp_path), compile_cache, **sizes | flags) as pair:
         vocabulary = pair.decode.vocab_size
-        for way, length in product((door.SharedWay, elsewhere), (33, 48, 49, 80)):
+        for way, length in product((SharedWay, elsewhere), (33, 48, 49, 80)):
             monkeypatch.setattr(door, "SharedWay", way)
             prompt = [token % vocabulary for token in prompt_of(length, seed=length)]
             request = make_request("a", prompt, max_tokens=10)
