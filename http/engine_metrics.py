@@ -132,6 +132,9 @@ def _gauges(stats: EngineStats) -> list[_Value]:
         ("paged:num_host_pages", "KV pages in host memory.", stats.num_host_pages),
         ("paged:num_used_host_pages", "Those that hold something.", stats.num_used_host_pages),
         ("paged:num_disk_pages", "KV pages on disk.", stats.num_disk_pages),
+        ("paged:prefill_servers_connected", "Prefill servers.", stats.transfer.num_connected),
+        ("paged:remote_prefills_running", "Prompts there.", stats.transfer.num_under_way),
+        ("paged:decode_engines_connected", "Decode engines.", stats.transfer.num_served),
         ("paged:page_size", "Tokens per KV page.", stats.page_size),
         ("paged:page_bytes", "Bytes of a KV page.", stats.bytes_per_page),
         ("paged:kv_waste", "Share of the places in used pages without a token.", stats.kv_waste),
@@ -148,7 +151,7 @@ def _labelled_gauges(stats: EngineStats) -> list[_Labelled]:
         "capacity": stats.num_waiting - stats.num_deferred,
         "deferred": stats.num_deferred,
     }
-    deferred = "Sequences waiting, for room or (deferred) for a grammar or pages on disk."
+    deferred = "Sequences waiting, for room or (deferred) for a grammar or pages from elsewhere."
     asleep = "Whether the engine is in a state: it is always awake."
     return [
         ("vllm:num_requests_waiting_by_reason", deferred, "reason", by_reason),
@@ -160,6 +163,9 @@ def _counters(stats: EngineStats) -> list[_Value]:
     host_queries = "Prompt tokens not found in pages, looked up in host memory."
     host_hits = "Prompt tokens loaded from host memory."
     left_out = "KV pages that the disk was too slow to take."
+    received = "Bytes of KV pages that prefill servers handed over."
+    waited = "Seconds that prompts were waited for there, all together."
+    sent = "Bytes of KV pages handed over to decode engines."
     compiles = "Compilations while serving; 0 unless something is wrong."
     tokens, cached = stats.prompt_tokens_admitted, stats.prompt_tokens_cached
     num_in_steps = stats.steps.num_tokens.total
@@ -176,6 +182,9 @@ def _counters(stats: EngineStats) -> list[_Value]:
         ("paged:host_bytes_loaded", "Bytes that came back from it.", stats.host_bytes_loaded),
         ("paged:disk_pages_read", "KV pages read from disk.", stats.disk_pages_read),
         ("paged:disk_pages_left_out", left_out, stats.disk_pages_left_out),
+        ("paged:remote_prefill_bytes", received, stats.transfer.bytes_received),
+        ("paged:remote_prefill_seconds", waited, stats.transfer.seconds),
+        ("paged:served_prefill_bytes", sent, stats.transfer.bytes_sent),
         ("vllm:num_preemptions", "Sequences preempted.", stats.num_preemptions),
         ("paged:computed_prompt_tokens", "Prompt tokens computed, again too.", stats.prompt_tokens),
         ("paged:num_steps", "Steps run.", stats.num_steps),
@@ -195,7 +204,12 @@ def _labelled_counters(stats: EngineStats) -> list[_Labelled]:
         "local_cache_hit": cached - stats.host_hits,
         "external_kv_transfer": stats.host_hits,
     }
-    text = "Tokens of prompts begun: computed, found in pages, or loaded from host memory."
+    text = (
+        "Tokens of prompts begun: computed, found in pages, or loaded from host memory, where "
+        "those of prefill servers arrive."
+    )
+    asked = "Prompts that a prefill server was to compute, by how that ended."
+    served = "Prompts computed for decode engines, by how that ended."
     hits = {"device": stats.prefix_cache_hits, "host": stats.host_hits}
     per_token = stats.bytes_per_page / stats.page_size if stats.page_size else 0.0
     hit_bytes = {tier: tokens * per_token for tier, tokens in hits.items()}
@@ -203,6 +217,8 @@ def _labelled_counters(stats: EngineStats) -> list[_Labelled]:
     return [
         ("vllm:prompt_tokens_by_source", text, "source", by_source),
         ("vllm:spec_decode_num_accepted_tokens_per_pos", no_drafts, "position", {"0": 0}),
+        ("paged:remote_prefills", asked, "outcome", stats.transfer.outcomes),
+        ("paged:served_prefills", served, "outcome", stats.transfer.served),
         ("paged:prefix_hit_tokens", "Prompt tokens found, by tier.", "tier", hits),
         ("paged:prefix_hit_bytes", "Bytes of KV that were found, by tier.", "tier", hit_bytes),
     ]

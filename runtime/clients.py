@@ -44,10 +44,12 @@ class Clients:
     Args:
         channel: to the first.
         door: where others come in; listening.
+        bell: a descriptor that is readable while the core has news of its own.
     """
 
     channel: Channel
     door: socket.socket | None = None
+    bell: int | None = None
     _all: list[Client] = field(default_factory=list)
     _owners: dict[str, _Owner] = field(default_factory=dict)
 
@@ -63,13 +65,14 @@ class Clients:
         return len(self._all) > 1
 
     def heard(self, *, wait: bool) -> list[Client]:
-        """Those that have something to say; with `wait`, sleep until somebody has."""
+        """Those that have something to say; with `wait`, sleep until somebody has, or the core."""
         poll = select.poll()
         clients = {client.channel.fileno(): client for client in self._all}
         for descriptor, client in clients.items():
             poll.register(descriptor, client.channel.awaited)
-        if self.door is not None:
-            poll.register(self.door, select.POLLIN)
+        for other in (self.door, self.bell):
+            if other is not None:
+                poll.register(other, select.POLLIN)
         found = [descriptor for descriptor, _ in poll.poll(None if wait else 0)]
         if self.door is not None and self.door.fileno() in found:
             self._all.append(Client(Channel(self.door.accept()[0], ToEngine)))

@@ -146,6 +146,29 @@ class EngineConfig:
         "same model; a stop writes there what the device still holds.",
     )
     kv_offloading_dir_size: float = option(64.0, "GiB that they may take there.", metavar="GIB")
+    prefill_servers: tuple[str, ...] = option(
+        (),
+        "Prefill servers, as HOST:PORT of their --kv-transfer-port, that compute long prompts for "
+        "this one and hand over their KV pages; needs --kv-offloading-size.",
+        metavar="HOST:PORT",
+    )
+    min_remote_prefill_tokens: int = option(
+        512, "Prompt tokens that are not cached, above which a prefill server is asked."
+    )
+    remote_prefill_timeout: float = option(
+        30.0,
+        "Seconds without news of a prompt after which it is computed here.",
+        metavar="SECONDS",
+    )
+    kv_transfer_port: int | None = option(
+        None,
+        "Port at which other engines have this one compute prompts, and get their KV pages.",
+        type=port,
+        metavar="PORT",
+    )
+    kv_transfer_host: str = option(
+        "127.0.0.1", "Address of that port; one that is no loopback needs PAGED_TRANSFER_KEY."
+    )
     cpu_offload_gb: float = option(
         0.0,
         "GiB of the device's memory to free of weights: those of as many layers as that takes live "
@@ -224,6 +247,7 @@ class EngineConfig:
         self._check_counts()
         self._check_lanes()
         self._check_queue()
+        self._check_transfer()
         if not 0 <= self.attention_tuning_seconds < float("inf"):
             raise ConfigError(
                 "--attention-tuning-seconds must be at least 0 and finite, "
@@ -344,6 +368,40 @@ class EngineConfig:
         if self.nnodes > 1 and self.kv_offloading_size:
             raise ConfigError(
                 "--kv-offloading-size is for the devices of one process: leave it out, or --nnodes"
+            )
+
+    def _check_transfer(self) -> None:
+        for flag, is_set in (
+            ("--prefill-servers", bool(self.prefill_servers)),
+            ("--kv-transfer-port", self.kv_transfer_port is not None),
+        ):
+            if is_set and (self.nnodes > 1 or self.pipeline_parallel_size > 1):
+                raise ConfigError(
+                    f"{flag} is for a model in one process and one piece: leave it out, or "
+                    "--nnodes and --pipeline-parallel-size"
+                )
+        if self.prefill_servers and not self.kv_offloading_size:
+            raise ConfigError(
+                "--prefill-servers needs host memory, which pages pass through: give "
+                "--kv-offloading-size."
+            )
+        for address in self.prefill_servers:
+            host, _, number = address.rpartition(":")
+            if not host or not number.isdecimal() or not 0 < int(number) < 2**16:
+                raise ConfigError(f"--prefill-servers must be like HOST:PORT, got {address!r}")
+        if self.kv_transfer_port is not None and not 0 <= self.kv_transfer_port < 2**16:
+            raise ConfigError(
+                f"--kv-transfer-port must be between 0 and 65535, got {self.kv_transfer_port}"
+            )
+        if self.min_remote_prefill_tokens < 0:
+            raise ConfigError(
+                "--min-remote-prefill-tokens must be at least 0, "
+                f"got {self.min_remote_prefill_tokens}"
+            )
+        if not 0 < self.remote_prefill_timeout < float("inf"):
+            raise ConfigError(
+                "--remote-prefill-timeout must be above 0 and finite, in seconds, "
+                f"got {self.remote_prefill_timeout}"
             )
 
     def _check_offloading(self) -> None:

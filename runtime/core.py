@@ -54,6 +54,10 @@ from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits
 from paged.runtime.setup import open_disk_tier, prepare
 from paged.runtime.step_device import Device, alone
 from paged.runtime.step_record import StepRecord
+from paged.runtime.transfer.asking import RemotePrefills
+from paged.runtime.transfer.peer import Handover
+from paged.runtime.transfer.serving import ServedPrefills
+from paged.runtime.transfer.stats import transfer_stats
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +73,7 @@ class EngineCore:
         startup: seconds by phase.
         max_model_len: longest sequence, prompt and output.
         vocab_size: token ids are below it.
+        remote, served: prompts that others compute for this engine, and this one for others.
     """
 
     def __init__(
@@ -94,6 +99,8 @@ class EngineCore:
         )
         self._scheduler = Scheduler(scheduling, self._pool)
         self._disk = open_disk_tier(config, self._runner, self._pool, scheduling)
+        self.served = ServedPrefills.of(config, self._runner, scheduling, self.vocab_size)
+        self.remote = RemotePrefills.of(config, self._runner, self._pool, scheduling)
         self._eos = source.eos_token_ids
         self._seeds = random.Random(config.seed)
         self._requests: dict[str, LiveRequest] = {}
@@ -124,10 +131,12 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether `step` has something to do, be it to say that the core has died."""
         waits = bool(self._in_flight or self._preparing or self._refused)
-        return self._scheduler.has_work or waits or self._cause_of_death is not None
+        is_dead = self._cause_of_death is not None
+        return self._scheduler.has_work or waits or self.served.has_news or is_dead
 
-    def fileno(self) -> None:
-        """No other process has news for `step`."""
+    def fileno(self) -> int | None:
+        """What is readable while decode engines have news for `step`."""
+        return self.served.fileno()
 
     def add(self, request: EngineRequest) -> None:
         """Queue a validated request, or have the next step say that it is not taken.
@@ -146,7 +155,8 @@ class EngineCore:
             return
         compiled = self._grammars.compile(request.grammar) if request.grammar else None
         fetched = self._fetch(request)
-        is_ready = compiled is None and fetched is None
+        handover = self._ask(request) if fetched is None else None
+        is_ready = compiled is None and fetched is None and handover is None
         limits, bans = limits_of(request, self._eos), bans_of(request, self.vocab_size)
         live = LiveRequest.of(request)
         for index in range(request.params.n):
@@ -157,7 +167,7 @@ class EngineCore:
         self._requests[request.request_id] = live
         self._deadlines.add(request)
         if not is_ready:
-            self._preparing.append(Preparing(live, compiled, fetched))
+            self._preparing.append(Preparing(live, compiled, fetched, handover))
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
         """End a request, or one of its sequences. An id that is not live is ignored."""
@@ -175,6 +185,7 @@ class EngineCore:
         """
         self._check_alive()
         self._record.begin()
+        self.served.hear(self.add, self.abort)
         news, self._refused = self._refused, []
         try:
             news += self._end_late()
@@ -188,9 +199,9 @@ class EngineCore:
             if self._in_flight and (plan is None or len(self._in_flight) > self._num_stages):
                 news += self._read(self._in_flight.popleft())
             self._record.end()
-            return news
+            return self.served.without(news)
         except Exception as error:
-            return [*news, *self._die(error)]
+            return self.served.without([*news, *self._die(error)])
 
     def stats(self) -> EngineStats:
         scheduler, pool, disk, queue = self._scheduler, self._pool, self._disk, self._queue()
@@ -233,6 +244,7 @@ class EngineCore:
             num_waiting_long=scheduler.num_waiting_long,
             refused=dict(self._gate.refused),
             num_timeouts=self._num_timeouts,
+            transfer=transfer_stats(self.remote, self.served, self.memory.bytes_per_host_page),
         )
 
     def look(self, deliver: Callable[[EngineState], None]) -> None:
@@ -247,10 +259,10 @@ class EngineCore:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached pages, wherever they are; False, and nothing done, while any is used.
 
-        Those count that are being read from disk.
+        Those count that are being read from disk, or handed over.
         """
         if (
-            any(each.fetched for each in self._preparing)
+            any(each.fetched or each.handover for each in self._preparing)
             or not self._scheduler.reset_prefix_cache()
         ):
             return False
@@ -271,6 +283,8 @@ class EngineCore:
         for request_id in list(self._requests):
             self.abort(request_id)
         self._in_flight.clear()
+        self.served.close()
+        self.remote.close()
         if self._disk is not None:
             yield from self._disk.closing(saves_device=self._cause_of_death is None)
         self._cause_of_death = self._cause_of_death or "the engine was closed"
@@ -307,6 +321,10 @@ class EngineCore:
             return None
         return self._disk.fetch(request.prompt_token_ids, request.cache_salt)
 
+    def _ask(self, request: EngineRequest) -> Handover | None:
+        """Have a prefill engine compute what is not here, unless one asks this engine for it."""
+        return None if request.request_id in self.served else self.remote.ask(request)
+
     def _begin(
         self, live: LiveRequest, index: int, limits: SequenceLimits, guide: Guide | None
     ) -> Sequence:
@@ -336,15 +354,23 @@ class EngineCore:
 
     def _queue_prepared(self) -> list[SequenceOutput]:
         """Queue the requests that have what they waited for; end those whose grammar cannot be."""
+        for each in self._preparing:
+            if each.handover is not None:
+                self.remote.see_to(each.handover, is_wanted=bool(each.live.sequences))
         idle = not (self._scheduler.has_work or self._in_flight)
         missing = [future for each in self._preparing for future in each.missing]
         wait(missing, _PATIENCE if idle else 0, FIRST_COMPLETED)
         done = [each for each in self._preparing if not each.missing]
         self._preparing = [each for each in self._preparing if each not in done]
         ended: list[SequenceOutput] = []
-        for live, compiled, fetched in done:
-            if fetched is not None and self._disk is not None:
+        for live, compiled, fetched, handover in done:
+            if handover is not None:
+                self.remote.settle(handover)
+            elif fetched is not None and self._disk is not None:
                 self._disk.take_in(fetched.result())
+                if live.sequences and (handover := self._ask(live.request)) is not None:
+                    self._preparing.append(Preparing(live, compiled, None, handover))
+                    continue
             failure = None if compiled is None else compiled.exception()
             for index, sequence in list(live.sequences.items()):
                 if failure is None:
@@ -373,6 +399,7 @@ class EngineCore:
         else:
             self._in_flight.append(self._runner.launch(plan))
         self._record.launched(self._in_flight[-1])
+        self.served.launched(plan, self._owner)
         self._num_steps += 1
         for row in plan.rows:
             if (num_left := len(row.sequence.prompt) - row.start) > 0:

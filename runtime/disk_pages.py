@@ -212,7 +212,7 @@ class DiskPages:
         """Write the rows of a stack that are wanted."""
         left = len(page_hashes)
         try:
-            parts = [np.asarray(_borrowed(part)) for part in stack]
+            parts = [np.asarray(borrowed(part)) for part in stack]
             for row, page_hash in page_hashes.items():
                 if self._is_closed:
                     return
@@ -292,7 +292,7 @@ class DiskPages:
             offset += part.size * part.dtype.itemsize
 
 
-def _borrowed(array: jax.Array) -> jax.Array:
+def borrowed(array: jax.Array) -> jax.Array:
     """The same memory. Of the array itself, once read, JAX would keep a copy while it lives."""
     shards = [shard.data for shard in array.addressable_shards]
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)

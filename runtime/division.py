@@ -180,7 +180,7 @@ def with_host_pages(
     """
     bytes_per_page = shapes.cache.bytes_per_page
     wanted = int(config.kv_offloading_size * _GIB)
-    if not wanted:
+    if not wanted and config.kv_transfer_port is None:
         return shapes
     num_pages = host_pages(wanted, shapes.bytes_per_host_page, available)
     transit = min(_TRANSIT, int((budget or 0) * _TRANSIT_SHARE))

@@ -40,7 +40,8 @@ class Core(Protocol):
     @property
     def has_work(self) -> bool: ...
     def fileno(self) -> int | None:
-        """What becomes readable when a core in another process has news; None for one here."""
+        """What becomes readable when a core in another process has news, or one here has some that
+        did not come through `add`; None where there is none such."""
 
     def add(self, request: EngineRequest) -> None: ...
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]: ...

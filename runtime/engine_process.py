@@ -67,7 +67,7 @@ def main(descriptor: int, make_core: Callable[[EngineConfig], ServedCore]) -> in
 
     def serve(loaded: tuple[ServedCore, socket.socket | None], channel: Channel) -> None:
         core, door = loaded
-        _serve(core, Clients(channel, door))
+        _serve(core, Clients(channel, door, core.fileno()))
 
     return serve_model(descriptor, load, serve)
 
@@ -140,8 +140,8 @@ def _serve(core: ServedCore, clients: Clients) -> None:
                     client.channel.send(ready)
                 else:
                     _take(core, clients, client, message)
-        if was_idle and core.has_work and clients.are_several:
-            # The first is to know that a step is waited for, if only by another client.
+        if was_idle and core.has_work and (clients.are_several or clients.bell is not None):
+            # The first is to know that a step is waited for, if only by somebody else.
             clients.tell([], core.stats(), everybody=True)
         outputs = core.step() if core.has_work else []
         clients.tell(outputs, core.stats(), everybody=not core.has_work)

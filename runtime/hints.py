@@ -65,7 +65,7 @@ FLAGS = {
     "--kv-cache-metrics": "see paged:num_cached_pages and the like at /metrics; drop it",
     "--kv-events-config": "there are no events of the KV cache; drop it",
     "--kv-offloading-backend": "there is one, host memory; see also --kv-offloading-dir",
-    "--kv-transfer-config": "KV pages stay in one server; did you mean --kv-offloading-size?",
+    "--kv-transfer-config": "did you mean --prefill-servers and --kv-transfer-port?",
     "--language-model-only": _TEXT_ALONE,
     "--limit-mm-per-prompt": _TEXT_ALONE,
     "--logits-processors": "there are no plugins; see logit_bias, bad_words, structured_outputs",

@@ -97,8 +97,34 @@ class HostStore:
         """Fill host pages from elsewhere."""
         for pages in _together(host_pages):
             part, contents = contents[: len(pages)], contents[len(pages) :]
-            stack = tuple(np.stack(arrays) for arrays in zip(*part, strict=True))
-            self._keep(pages, jax.device_put(stack, self._host))
+            self.keep(pages, self.stack([np.stack(each) for each in zip(*part, strict=True)]))
+
+    def stack(self, parts: Sequence[NDArray[Any]]) -> PageStack:
+        """Take the content of pages from elsewhere, to be kept; for any thread.
+
+        Args:
+            parts: [N, layers, page_size, ..] each, for an N of `MOVE_SIZES`; not to be changed.
+        """
+        stack: PageStack = jax.device_put(tuple(parts), self._host)
+        return stack
+
+    def keep(self, host_pages: Sequence[int | None], stack: PageStack) -> None:
+        """Fill host pages with the rows of a stack; a row without one is dropped."""
+        for row, page in enumerate(host_pages):
+            if page is not None:
+                self._places[page] = _Place(stack, row)
+
+    def read(self, cache: PagedKVCache, pages: Sequence[int]) -> Iterator[PageStack]:
+        """What pages hold after the steps that are enqueued, on its way to the host."""
+        start = 0
+        while start < len(pages):
+            size = max(size for size in MOVE_SIZES if size <= len(pages) - start)
+            self._make_room(size)
+            source = np.array([pages[start : start + size]], np.int32)
+            [stack] = self._read(cache, source)
+            self._send(size, stack[-1])
+            yield stack
+            start += size
 
     def time_loads(self, cache: PagedKVCache) -> tuple[PagedKVCache, list[float]]:
         """Seconds to load 1 page, and as many as go at once. The cache is donated."""
@@ -128,7 +154,7 @@ class HostStore:
             stacks = self._read(cache, source)
             hashes = [move.page_hash for move in taken]
             for number, (host_pages, stack) in enumerate(zip(parts, stacks, strict=True)):
-                self._keep(host_pages, stack)
+                self.keep(host_pages, stack)
                 self.on_save(hashes[number * size :][:size], stack)
             self._send(len(taken), stacks[-1][-1])
 
@@ -141,10 +167,6 @@ class HostStore:
             cache, done = self._write(cache, parts)
             self._send(size, done)
         return cache
-
-    def _keep(self, host_pages: Sequence[int], stack: PageStack) -> None:
-        for row, page in enumerate(host_pages):
-            self._places[page] = _Place(stack, row)
 
     def _read(self, cache: PagedKVCache, source: NDArray[np.int32]) -> tuple[PageStack, ...]:
         """What pages hold, on its way to the host: a stack for each row of them."""

@@ -115,11 +115,12 @@ def _host() -> str:
 
 @cache
 def source_digest() -> str:
-    """Digest of every module of this package."""
-    digest = hashlib.sha256()
-    for folder, _, names in sorted(os.walk(Path(__file__).parents[1], followlinks=True)):
+    """Digest of every module of this package, wherever it is installed."""
+    digest, root = hashlib.sha256(), Path(__file__).parents[1]
+    for folder, _, names in sorted(os.walk(root, followlinks=True)):
         for name in sorted(names):
             if name.endswith(".py"):
-                digest.update(f"{folder}/{name}\n".encode())
-                digest.update((Path(folder) / name).read_bytes())
+                path = Path(folder) / name
+                digest.update(f"{path.relative_to(root)}\n".encode())
+                digest.update(path.read_bytes())
     return digest.hexdigest()

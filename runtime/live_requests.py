@@ -12,6 +12,7 @@ from paged.runtime.engine_state import SequenceState
 from paged.runtime.guides import Compiled, Guide
 from paged.runtime.messages import Candidates, EngineRequest, Refusal, SequenceOutput
 from paged.runtime.sequence import Sequence, SequenceLimits
+from paged.runtime.transfer.peer import Handover
 
 
 @dataclass(eq=False)
@@ -57,16 +58,19 @@ class Preparing(NamedTuple):
     Attributes:
         compiled: its grammar, if it has one.
         fetched: pages of its prompt, if some are being read from disk.
+        handover: pages of its prompt, if a prefill engine computes some.
     """
 
     live: LiveRequest
     compiled: Compiled | None
     fetched: Fetched | None
+    handover: Handover | None
 
     @property
     def missing(self) -> list[Future[Any]]:
         """What it waits for."""
-        parts = (self.compiled, self.fetched)
+        outcome = None if self.handover is None else self.handover.outcome
+        parts = (self.compiled, self.fetched, outcome)
         return [part for part in parts if part is not None and not part.done()]
 
 

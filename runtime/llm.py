@@ -18,7 +18,7 @@ from paged.models.tokenizer import Tokenizer
 from paged.runtime.about import About
 from paged.runtime.beam_search import BeamSearchParams, begin_search
 from paged.runtime.engine import Engine, engine_config, load_engine
-from paged.runtime.errors import InvalidRequest
+from paged.runtime.errors import ConfigError, InvalidRequest
 from paged.runtime.front import Front, Prepared, Prompt
 from paged.runtime.interrupts import deferred_interrupts
 from paged.runtime.messages import EngineStats
@@ -52,6 +52,11 @@ class LLM:
 
     def __init__(self, model: str | None = None, **flags: Any) -> None:
         self.config = engine_config(model, flags)
+        if self.config.kv_transfer_port is not None:
+            raise ConfigError(
+                "--kv-transfer-port needs an engine that runs by itself: use `paged serve` or "
+                "AsyncEngine"
+            )
         self._ids = itertools.count()
         self._turn = threading.Lock()
         self._loaded: Engine | PoolingEngine

@@ -171,12 +171,37 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_places: int = 0
 
 
+class TransferStats(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of prompts that another engine computes; counters, but for the first three.
+
+    Attributes:
+        num_connected: prefill engines that can be asked.
+        num_under_way: prompts that they compute for this one.
+        num_served: decode engines that may ask this one.
+        outcomes: prompts asked for, by how that ended.
+        bytes_received: of pages that were handed over.
+        seconds: that prompts have been waited for, all together.
+        served: prompts of decode engines, by how they ended.
+        bytes_sent: of their pages.
+    """
+
+    num_connected: int = 0
+    num_under_way: int = 0
+    num_served: int = 0
+    outcomes: dict[str, int] = {}
+    bytes_received: int = 0
+    seconds: float = 0.0
+    served: dict[str, int] = {}
+    bytes_sent: int = 0
+
+
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """A snapshot of an engine, for metrics and logs. Counters only grow; 0 is what it has not.
 
     Attributes:
         num_running, num_waiting: sequences, or texts that are embedded or scored.
-        num_deferred: those waiting ones that wait for a grammar or for pages on disk.
+        num_deferred: those waiting ones that wait for a grammar, or for pages on disk or of a
+            prefill engine.
         kv_cache_usage: share of pages in use by sequences, 0 to 1.
         num_pages, num_free_pages, num_cached_pages, page_size: the pool.
         kv_waste: share of the token places in used pages that hold no token, 0 to 1.
@@ -204,6 +229,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
         num_running_long, num_waiting_long: those of the sequences that are in that lane.
         refused: counters, requests that were not taken, by cause.
         num_timeouts: counter, requests whose deadline passed while they waited or ran.
+        transfer: prompts that another engine computes.
         num_restarts: counter, engines that have followed one that died, after which the other
             counters begin at 0.
     """
@@ -246,4 +272,5 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     num_waiting_long: int = 0
     refused: dict[str, int] = {}
     num_timeouts: int = 0
+    transfer: TransferStats = TransferStats()
     num_restarts: int = 0

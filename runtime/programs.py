@@ -179,7 +179,7 @@ def _page_jobs(shapes: StepShapes, cache: PagedKVCache) -> Iterator[tuple[Key, J
     place, pairs = shapes.placement, _int32(COPY_ROOM)
     pages, read = place.pages, place.stacks
     yield ("copy_pages",), place.job(copy_pages, (cache, pairs, pairs), (0,), out=pages)
-    for shape in MOVE_SHAPES if shapes.num_host_pages else ():
+    for shape in MOVE_SHAPES if shapes.transit_room else ():
         stacks = place.shaped(jax.eval_shape(read_pages, cache, _int32(*shape)), read)
         yield ("read_pages", *shape), place.job(read_pages, (cache, _int32(*shape)), out=read)
         written = (cache, _int32(*shape), stacks)

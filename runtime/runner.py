@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.cache import PageStack, read_pages
 from paged.host_pages import PageMove
 from paged.models.layers import DecoderParams
 from paged.runtime.batch import SlotSampling, pack, pack_updates
@@ -203,6 +205,17 @@ class StepRunner:
     def move(self, moves: tuple[PageMove, ...]) -> None:
         """Enqueue moves of pages to the host and back."""
         self._device.cache = self.host.move(self._device.cache, moves)
+
+    def read(self, pages: list[int]) -> Iterator[PageStack]:
+        """Enqueue the copying of pages to the host, after the steps that are enqueued."""
+        return self.host.read(self._device.cache, pages)
+
+    @property
+    def page_parts(self) -> list[jax.ShapeDtypeStruct]:
+        """Shapes [layers, page_size, ..] and types of what all devices keep in a page."""
+        cache = self.shapes.placement.cache_shapes(self.shapes.cache)
+        [stack] = jax.eval_shape(read_pages, cache, jax.ShapeDtypeStruct((1, 1), jnp.int32))
+        return [jax.ShapeDtypeStruct(part.shape[1:], part.dtype) for part in stack]
 
     def close(self) -> None:
         """Give the device's memory back."""

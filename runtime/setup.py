@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paged.cache import read_pages
 from paged.groups import group_layers
 from paged.models.config import ModelConfig, resolve_dtype
 from paged.models.loading import ModelSource
@@ -343,14 +342,10 @@ def open_disk_tier(
     """
     if config.kv_offloading_dir is None:
         return None
-    cache = runner.shapes.placement.cache_shapes(runner.shapes.cache)
-    one = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    [stack] = jax.eval_shape(read_pages, cache, one)
-    page = [jax.ShapeDtypeStruct(part.shape[1:], part.dtype) for part in stack]
     folder = Path(config.kv_offloading_dir).expanduser() / runner.fingerprint()
     size = int(config.kv_offloading_dir_size * _GIB)
     try:
-        files = DiskPages(folder, size, page)
+        files = DiskPages(folder, size, runner.page_parts)
     except OSError as error:
         raise _unusable(error) from error
     logger.info(

@@ -25,7 +25,8 @@ from paged.runtime.engine import find_model
 from paged.runtime.engine_process import serve_model
 from paged.runtime.errors import ConfigError, EngineDead
 from paged.runtime.hosts.handshake import facts_of, introduce
-from paged.runtime.hosts.messages import Begin, Call, Failing, Following, Line, ToFollower
+from paged.runtime.hosts.messages import Begin, Call, Failing, Following, ToFollower
+from paged.runtime.line import Line
 from paged.runtime.step_device import Device
 from paged.runtime.wire import Channel, Joined, Start
 

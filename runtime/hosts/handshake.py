@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
 from dataclasses import asdict
 
 from paged.models.loading import ModelSource
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
-from paged.runtime.hosts.messages import MOST_AT_FIRST, Hello, Join, Line, Refused, Welcome
+from paged.runtime.hosts.messages import MOST_AT_FIRST, Hello, Join, Refused, Welcome
+from paged.runtime.line import Line, proof
 
 KEY_VARIABLE = "PAGED_HOSTS_KEY"
 TIME_TO_ANSWER = 10.0
@@ -81,15 +81,15 @@ def introduce(line: Line, rank: int, facts: dict[str, str]) -> None:
     answer = line.receive(within=TIME_TO_ANSWER, most=MOST_AT_FIRST)
     if isinstance(answer, Refused):
         raise ConfigError(f"rank 0 refuses: {answer.reason}")
-    proof = _proof("leader", nonce, hello.nonce, rank)
-    if not (isinstance(answer, Welcome) and hmac.compare_digest(answer.proof, proof)):
+    expected = _proof("leader", nonce, hello.nonce, rank)
+    if not (isinstance(answer, Welcome) and hmac.compare_digest(answer.proof, expected)):
         raise ConfigError(f"whoever answers for rank 0 has another {KEY_VARIABLE}")
 
 
 def _obstacle(join: Join, nonce: bytes, facts: dict[str, str]) -> str | None:
     """Why somebody is no part of this engine; None if it is."""
-    proof = _proof("follower", nonce, join.nonce, join.rank)
-    if not hmac.compare_digest(join.proof, proof):
+    expected = _proof("follower", nonce, join.nonce, join.rank)
+    if not hmac.compare_digest(join.proof, expected):
         return f"{KEY_VARIABLE} is another one"
     for name, value in facts.items():
         if join.facts.get(name) != value:
@@ -100,5 +100,4 @@ def _obstacle(join: Join, nonce: bytes, facts: dict[str, str]) -> str | None:
 
 def _proof(side: str, theirs: bytes, own: bytes, rank: int) -> bytes:
     """What only who knows the key can say to the other side's random bytes."""
-    key = os.environ.get(KEY_VARIABLE, "").encode()
-    return hmac.digest(key, b"|".join((side.encode(), theirs, own, str(rank).encode())), "sha256")
+    return proof(KEY_VARIABLE, side.encode(), theirs, own, str(rank).encode())

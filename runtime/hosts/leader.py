@@ -23,10 +23,10 @@ from paged.runtime.hosts.messages import (
     End,
     Failing,
     Following,
-    Line,
     Packed,
     ToLeader,
 )
+from paged.runtime.line import Line
 from paged.runtime.lowering import Key
 from paged.runtime.programs import call_keys
 from paged.runtime.step_device import Device, HostArray, Result

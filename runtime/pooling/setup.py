@@ -95,6 +95,12 @@ def prepare_pooling(
             f"--cpu-offload-gb is for models that generate text, and {source.name} gives "
             "embeddings or scores: leave it out."
         )
+    if config.prefill_servers or config.kv_transfer_port is not None:
+        flag = "--prefill-servers" if config.prefill_servers else "--kv-transfer-port"
+        raise ConfigError(
+            f"{flag} is for models that generate text, and {source.name} gives embeddings or "
+            "scores: leave it out."
+        )
     use_compile_cache(config.compile_cache_dir)
     if config.tensor_parallel_size > 1:  # as it is where there are several hosts
         raise ConfigError(

@@ -29,7 +29,13 @@ from paged.runtime.config import EngineConfig
 from paged.runtime.engine_state import EngineState, ProcessState, SequenceState, StepState
 from paged.runtime.errors import EngineDead, InvalidRequest, Overloaded
 from paged.runtime.memory import MemoryPlan
-from paged.runtime.messages import Distribution, EngineStats, StepStats, Terms
+from paged.runtime.messages import (
+    Distribution,
+    EngineStats,
+    StepStats,
+    Terms,
+    TransferStats,
+)
 from paged.runtime.outputs import (
     CompletionOutput,
     Logprob,
@@ -273,6 +279,16 @@ class FakeEngine:
             compiles_after_warmup=0,
             bytes_per_page=160,
             steps=STEPS,
+            transfer=TransferStats(
+                num_connected=1,
+                num_under_way=3,
+                num_served=2,
+                outcomes={"done": 4, "lost": 1},
+                bytes_received=2**20,
+                seconds=1.5,
+                served={"done": 5},
+                bytes_sent=2**21,
+            ),
         )
 
     def shutdown(self) -> None:

@@ -137,7 +137,7 @@ def test_what_cannot_be_written_does_not_wait_for_ever(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(disk_pages, "_digest" if place == "digest" else "_borrowed", fail)
+        patch.setattr(disk_pages, "_digest" if place == "digest" else "borrowed", fail)
         write(pages, 1, 2, 3)
         settle(pages)
     assert pages.num_waiting == 0

@@ -6,7 +6,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from paged.runtime.hosts.messages import Line, ToFollower, ToLeader
+from paged.runtime.hosts.messages import ToFollower, ToLeader
+from paged.runtime.line import Line
 
 
 @contextmanager

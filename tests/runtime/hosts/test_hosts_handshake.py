@@ -12,7 +12,8 @@ import pytest
 from paged.runtime.errors import ConfigError
 from paged.runtime.hosts import handshake
 from paged.runtime.hosts.handshake import KEY_VARIABLE, NotAdmitted, admit, introduce
-from paged.runtime.hosts.messages import Call, End, Hello, Join, Line, Packed, Welcome
+from paged.runtime.hosts.messages import Call, End, Hello, Join, Packed, Welcome
+from paged.runtime.line import Line
 from tests.runtime.hosts.lines import line_pair
 
 FACTS = {"the model": "a", "--seed": "0"}

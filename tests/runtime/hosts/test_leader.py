@@ -24,10 +24,10 @@ from paged.runtime.hosts.messages import (
     End,
     Failing,
     Following,
-    Line,
     Packed,
     ToFollower,
 )
+from paged.runtime.line import Line
 from tests.runtime.hosts.lines import line_pair
 
 FACTS = {"the model": "a"}

@@ -26,7 +26,7 @@ from paged.runtime.llm import LLM
 from paged.runtime.pooling.engine import wants_pooling
 from paged.runtime.pooling.grid import Grid
 from paged.runtime.pooling.runner import compile_programs
-from paged.runtime.pooling.setup import check_memory
+from paged.runtime.pooling.setup import check_memory, prepare_pooling
 from tests.models.harness import load_golden, write_checkpoint
 from tests.models.test_embedder_goldens import golden_of
 from tests.models.test_modules import MEAN, write, write_modules
@@ -138,6 +138,18 @@ def test_who_wants_text_is_told_of_a_flag_only_if_it_helps(folder, name, can_mak
     with pytest.raises(ConfigError, match="gives embeddings or scores, not text") as caught:
         load_engine(EngineConfig(model=str(path)))
     assert ("--runner generate" in str(caught.value)) == can_make_text
+
+
+@pytest.mark.parametrize(
+    ("flag", "flags"),
+    [
+        ("--prefill-servers", {"prefill_servers": ("a:1",), "kv_offloading_size": 1.0}),
+        ("--kv-transfer-port", {"kv_transfer_port": 0}),
+    ],
+)
+def test_there_are_no_pages_to_hand_over(folder, flag, flags):
+    with pytest.raises(ConfigError, match=f"{flag} is for models that generate text, and "):
+        prepare_pooling(EngineConfig(**flags), resolve_model(folder("bert")))
 
 
 def test_vectors_of_matryoshka_models_may_be_cut(folder, load):
