@@ -292,7 +292,8 @@ class EngineCore:
         self._runner.close()
 
     def _queue(self) -> Queue:
-        return Queue.of(self._scheduler, [each.live.request for each in self._preparing])
+        waiting = [each.live.request for each in self._preparing if each.live.sequences]
+        return Queue.of(self._scheduler, waiting)
 
     def _end(
         self, live: LiveRequest, indices: Iterable[int], reason: FinishReason
@@ -302,7 +303,6 @@ class EngineCore:
         self._scheduler.finish([sequence.sequence_id for _, sequence in ended], reason)
         for _, sequence in ended:
             self._forget(sequence)
-        self._preparing = [each for each in self._preparing if each.live.sequences]
         return [ending(live, index, reason.value) for index, _ in ended]
 
     def _end_late(self) -> list[SequenceOutput]:
