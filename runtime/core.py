@@ -303,6 +303,10 @@ class EngineCore:
         self._scheduler.finish([sequence.sequence_id for _, sequence in ended], reason)
         for _, sequence in ended:
             self._forget(sequence)
+        # Pages that are on their way for it are taken in all the same.
+        self._preparing = [
+            each for each in self._preparing if each.live.sequences or each.fetched or each.handover
+        ]
         return [ending(live, index, reason.value) for index, _ in ended]
 
     def _end_late(self) -> list[SequenceOutput]:
