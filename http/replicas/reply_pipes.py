@@ -196,9 +196,8 @@ class _Incoming(asyncio.Protocol):
         self._is_known = False
         self._rest = b""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+    def connection_made(self, transport: Any) -> None:
+        self._transport: asyncio.Transport = transport
         _break_if_silent(transport)
         loop = asyncio.get_running_loop()
         self._patience = loop.call_later(_SECONDS_TO_TELL_THE_KEY, transport.close)

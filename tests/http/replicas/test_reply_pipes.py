@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import uvloop
 from starlette.types import Message
 
 from paged.http.app import create_app
@@ -54,7 +55,7 @@ def run[T](test: Callable[[Inboxes, Address, Pipes], Coroutine[Any, Any, T]]) ->
                     task.result()._transport.abort()
             await asyncio.sleep(0.05)
 
-    return asyncio.run(within())
+    return uvloop.run(within())  # as Ray Serve does
 
 
 async def read_all(inbox: Inbox) -> list[Message]:
