@@ -16,7 +16,8 @@ from dataclasses import asdict
 from paged.models.loading import ModelSource
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
-from paged.runtime.hosts.messages import MOST_AT_FIRST, Hello, Join, Refused, Welcome
+from paged.runtime.greeting import MOST_AT_FIRST, Hello, NotAdmitted, Refused, Welcome
+from paged.runtime.hosts.messages import Join
 from paged.runtime.line import Line, proof
 
 KEY_VARIABLE = "PAGED_HOSTS_KEY"
@@ -25,10 +26,6 @@ TIME_TO_ANSWER = 10.0
 
 # What may differ: where a host keeps its files, and who it is.
 _OWN = ("model", "tokenizer", "download_dir", "compile_cache_dir", "node_rank", "master_addr")
-
-
-class NotAdmitted(Exception):
-    """Somebody connected who is no part of this engine."""
 
 
 def facts_of(config: EngineConfig, source: ModelSource) -> dict[str, str]:

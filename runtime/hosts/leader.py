@@ -15,8 +15,9 @@ from paged.models.loading import ModelSource
 from paged.runtime.child_process import PEER_LOST
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError, EngineDead
+from paged.runtime.greeting import NotAdmitted
 from paged.runtime.hosts.cluster import begin, end
-from paged.runtime.hosts.handshake import NotAdmitted, admit, facts_of
+from paged.runtime.hosts.handshake import admit, facts_of
 from paged.runtime.hosts.messages import (
     Begin,
     Call,

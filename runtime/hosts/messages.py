@@ -13,21 +13,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-# Of a message from somebody whose key nobody has seen yet.
-MOST_AT_FIRST = 2**16
+from paged.runtime.greeting import Hello, Message, Refused, Welcome
 
 
-class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A tag and the fields' values, without their names."""
-
-
-class Hello(_Message, frozen=True):
-    """Random bytes, which whoever knows the key is to sign."""
-
-    nonce: bytes
-
-
-class Join(_Message, frozen=True):
+class Join(Message, frozen=True):
     """Who wants to be part of the engine.
 
     Attributes:
@@ -42,29 +31,17 @@ class Join(_Message, frozen=True):
     facts: dict[str, str]
 
 
-class Welcome(_Message, frozen=True):
-    """It is part of the engine; `proof` is that rank 0 knows the key."""
-
-    proof: bytes
-
-
-class Refused(_Message, frozen=True):
-    """It is not, for this reason."""
-
-    reason: str
-
-
-class Begin(_Message, frozen=True):
+class Begin(Message, frozen=True):
     """All are there: the address at which `jax.distributed` finds rank 0."""
 
     coordinator: str
 
 
-class Following(_Message, frozen=True):
+class Following(Message, frozen=True):
     """The model is loaded and compiled."""
 
 
-class Failing(_Message, frozen=True):
+class Failing(Message, frozen=True):
     """It cannot be, for this reason."""
 
     reason: str
@@ -85,14 +62,14 @@ class Packed(msgspec.Struct, frozen=True, array_like=True):
         return np.frombuffer(self.content, self.dtype).reshape(self.shape)
 
 
-class Call(_Message, frozen=True):
+class Call(Message, frozen=True):
     """Call a program, by its number among all, with these arrays of the host."""
 
     program: int
     inputs: list[Packed]
 
 
-class End(_Message, frozen=True):
+class End(Message, frozen=True):
     """The engine is closed."""
 
 

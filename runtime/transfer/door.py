@@ -22,8 +22,9 @@ from paged.groups import Windows, entries_behind
 from paged.runtime.config import EngineConfig
 from paged.runtime.disk_pages import borrowed
 from paged.runtime.errors import ConfigError
+from paged.runtime.greeting import NotAdmitted
 from paged.runtime.line import Line
-from paged.runtime.transfer.handshake import KEY_VARIABLE, NotAdmitted, admit
+from paged.runtime.transfer.handshake import KEY_VARIABLE, admit
 from paged.runtime.transfer.landing import LineWay, PageParts, SharedWay, Way
 from paged.runtime.transfer.messages import (
     Cancel,

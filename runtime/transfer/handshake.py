@@ -13,18 +13,15 @@ from importlib.metadata import version
 
 from paged.prefix import page_hash, root_hash
 from paged.runtime.fingerprint import fingerprint
+from paged.runtime.greeting import MOST_AT_FIRST, Hello, NotAdmitted, Refused, Welcome
 from paged.runtime.kept_files import source_digest
 from paged.runtime.line import Line, proof
 from paged.runtime.runner import StepRunner
-from paged.runtime.transfer.messages import MOST_AT_FIRST, Hello, Introduction, Refused, Welcome
+from paged.runtime.transfer.messages import Introduction
 
 KEY_VARIABLE = "PAGED_TRANSFER_KEY"
 TIME_TO_ANSWER = 10.0
 """Seconds that a step of the handshake may take."""
-
-
-class NotAdmitted(Exception):
-    """The other side is no engine that pages can be exchanged with."""
 
 
 def facts_of(runner: StepRunner) -> dict[str, str]:

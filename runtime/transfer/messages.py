@@ -10,21 +10,10 @@ from __future__ import annotations
 
 import msgspec
 
-MOST_AT_FIRST = 2**16
-"""Bytes of a message from somebody whose key nobody has seen yet."""
+from paged.runtime.greeting import Hello, Message, Refused, Welcome
 
 
-class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A tag and the fields' values, without their names."""
-
-
-class Hello(_Message, frozen=True):
-    """Random bytes, which whoever knows the key is to sign."""
-
-    nonce: bytes
-
-
-class Introduction(_Message, frozen=True):
+class Introduction(Message, frozen=True):
     """Who wants prompts computed.
 
     Attributes:
@@ -36,18 +25,6 @@ class Introduction(_Message, frozen=True):
     nonce: bytes
     proof: bytes
     facts: dict[str, str]
-
-
-class Welcome(_Message, frozen=True):
-    """It may ask; `proof` is that the prefill engine knows the key."""
-
-    proof: bytes
-
-
-class Refused(_Message, frozen=True):
-    """It may not, for this reason."""
-
-    reason: str
 
 
 class Shared(msgspec.Struct, frozen=True, array_like=True):
@@ -64,7 +41,7 @@ class Shared(msgspec.Struct, frozen=True, array_like=True):
     token: bytes
 
 
-class Prefill(_Message, frozen=True):
+class Prefill(Message, frozen=True):
     """Compute a prompt, and hand over its full pages.
 
     Attributes:
@@ -84,13 +61,13 @@ class Prefill(_Message, frozen=True):
     shared: Shared | None
 
 
-class Cancel(_Message, frozen=True):
+class Cancel(Message, frozen=True):
     """A prompt is not wanted any more."""
 
     number: int
 
 
-class Piece(_Message, frozen=True):
+class Piece(Message, frozen=True):
     """One layer of some of the wanted pages, which follows the message.
 
     Attributes:
@@ -107,7 +84,7 @@ class Piece(_Message, frozen=True):
     count: int
 
 
-class Landed(_Message, frozen=True):
+class Landed(Message, frozen=True):
     """Some of the wanted pages are there, with all layers."""
 
     number: int
@@ -115,13 +92,13 @@ class Landed(_Message, frozen=True):
     count: int
 
 
-class Finished(_Message, frozen=True):
+class Finished(Message, frozen=True):
     """All wanted pages are there."""
 
     number: int
 
 
-class Failed(_Message, frozen=True):
+class Failed(Message, frozen=True):
     """No more will come, for this reason."""
 
     number: int

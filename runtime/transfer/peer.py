@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.cache import PageStack
+from paged.runtime.greeting import MOST_AT_FIRST, NotAdmitted
 from paged.runtime.line import Line
 from paged.runtime.steps import MOVE_SIZES
-from paged.runtime.transfer.handshake import NotAdmitted, introduce
+from paged.runtime.transfer.handshake import introduce
 from paged.runtime.transfer.landing import Landing, PageParts, memory_of
 from paged.runtime.transfer.messages import (
-    MOST_AT_FIRST,
     Cancel,
     Failed,
     Finished,

@@ -12,9 +12,10 @@ import pytest
 
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError, EngineDead
+from paged.runtime.greeting import NotAdmitted
 from paged.runtime.hosts import cluster, follower
 from paged.runtime.hosts.follower import _join, follow
-from paged.runtime.hosts.handshake import NotAdmitted, admit
+from paged.runtime.hosts.handshake import admit
 from paged.runtime.hosts.messages import Call, End, Packed, ToLeader
 from paged.runtime.line import Line
 from tests.runtime.hosts.lines import line_pair

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from paged.runtime.errors import ConfigError
+from paged.runtime.greeting import Hello, NotAdmitted, Welcome
 from paged.runtime.hosts import handshake
-from paged.runtime.hosts.handshake import KEY_VARIABLE, NotAdmitted, admit, introduce
-from paged.runtime.hosts.messages import Call, End, Hello, Join, Packed, Welcome
+from paged.runtime.hosts.handshake import KEY_VARIABLE, admit, introduce
+from paged.runtime.hosts.messages import Call, End, Join, Packed
 from paged.runtime.line import Line
 from tests.runtime.hosts.lines import line_pair
 
