@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx2
 
+from tests.runtime.remote import spawned
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -45,7 +47,7 @@ def started(program: str, *argv: str, pattern: str = r"https?://\S+/v1$") -> Ite
 
     Its address is what the line that it prints when it is ready matches.
     """
-    with subprocess.Popen(
+    with spawned(
         [sys.executable, "-c", program, *argv],
         cwd=ROOT,
         text=True,
@@ -53,7 +55,4 @@ def started(program: str, *argv: str, pattern: str = r"https?://\S+/v1$") -> Ite
         stderr=subprocess.PIPE,
         start_new_session=True,
     ) as process:
-        try:
-            yield Server(process, pattern)
-        finally:
-            process.kill()
+        yield Server(process, pattern)

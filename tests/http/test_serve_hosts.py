@@ -21,6 +21,7 @@ from paged.runtime.sampling_params import SamplingParams
 from tests.http.servers import ROOT, Server, started
 from tests.http.test_serve_spread import PROGRAM
 from tests.models.harness import load_golden, write_checkpoint
+from tests.runtime.remote import spawned
 
 GOLDEN = load_golden("llama")
 SIZES = ("--max-num-seqs=1", "--max-num-batched-tokens=16", "--kv-cache-memory-bytes=1m")
@@ -31,13 +32,9 @@ LONG = 240  # seconds, of a start on a busy machine
 def headless(*argv: str) -> Iterator[subprocess.Popen[str]]:
     """The process of another rank."""
     command = [sys.executable, "-c", PROGRAM, *argv, "--headless"]
-    with subprocess.Popen(
-        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, start_new_session=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    own_group = {"start_new_session": True}
+    with spawned(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, **own_group) as process:
+        yield process
 
 
 @contextmanager

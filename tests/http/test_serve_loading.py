@@ -24,7 +24,7 @@ from paged.http.server import Opened
 from paged.runtime.errors import ConfigError
 from tests.http.servers import ROOT
 from tests.runtime.fakes import write_model
-from tests.runtime.remote import is_gone, wait_until
+from tests.runtime.remote import is_gone, spawned, wait_until
 from tests.runtime.test_core import MODEL
 
 # An engine process that has got half-way, and waits for a file to go on.
@@ -74,7 +74,7 @@ class Starting:
 def starting(model: Path, folder: Path, *flags: str) -> Iterator[Starting]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with subprocess.Popen(
+    with spawned(
         [sys.executable, "-c", PROGRAM, str(folder), f"--port={port}", str(model), *flags],
         cwd=ROOT,
         text=True,
@@ -82,10 +82,7 @@ def starting(model: Path, folder: Path, *flags: str) -> Iterator[Starting]:
         stderr=subprocess.PIPE,
         start_new_session=True,
     ) as process:
-        try:
-            yield Starting(process, f"http://127.0.0.1:{port}", folder)
-        finally:
-            process.kill()
+        yield Starting(process, f"http://127.0.0.1:{port}", folder)
 
 
 def told_by_the_first(url: str) -> dict[str, Any]:

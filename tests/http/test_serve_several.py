@@ -23,7 +23,7 @@ from tests.models.harness import write_checkpoint
 from tests.models.test_embedder_goldens import golden_of
 from tests.runtime.fakes import write_model
 from tests.runtime.pooling.pooling_fakes import letter_tokenizer
-from tests.runtime.remote import is_gone, wait_until
+from tests.runtime.remote import command_line, is_gone, spawned, wait_until
 from tests.runtime.test_core import MODEL
 
 # The API process has no device to take: touching one would fail. The engines are fake ones in real
@@ -169,14 +169,13 @@ def test_a_signal_ends_those_that_are_starting(
     hangs = {"revision": "time.sleep(60)"}
     config = config_file(tmp_path / "models.yaml", folders, embedder=hangs)
     argv = [sys.executable, "-c", PROGRAM, "--config", str(config)]
-    with subprocess.Popen(
-        argv, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True
-    ) as process:
+    quiet = {"stderr": subprocess.DEVNULL, "start_new_session": True}
+    with spawned(argv, cwd=ROOT, **quiet) as process:
         pids: list[int] = []
 
         def both_are_there() -> bool:
             pids[:] = engine_pids(process.pid)
-            programs = [psutil.Process(pid).cmdline() for pid in pids]
+            programs = map(command_line, pids)
             return [any("Runner" in arg for arg in each) for each in programs] == [False, True]
 
         wait_until(both_are_there, 60)

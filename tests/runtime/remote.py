@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
 import psutil
@@ -61,6 +63,23 @@ def remote_engine(settings: str = "", statement: str = "", **changes: Any) -> En
 def make_request(name: str, prompt: list[int] | None = None, **params: Any) -> EngineRequest:
     params = {"max_tokens": 12, "ignore_eos": True, **params}
     return EngineRequest(name, prompt or [1, 2, 3], SamplingParams(**params))
+
+
+@contextmanager
+def spawned(argv: Sequence[str], **settings: Any) -> Iterator[subprocess.Popen[Any]]:
+    """A process that is killed when its block is left, failed or not: `Popen` waits for it."""
+    with subprocess.Popen(argv, **settings) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def command_line(pid: int) -> list[str]:
+    """How a process was started; nothing of one that has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).cmdline()
+    return []
 
 
 def is_gone(pid: int) -> bool:

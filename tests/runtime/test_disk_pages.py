@@ -20,7 +20,7 @@ import pytest
 from paged.runtime import disk_pages
 from paged.runtime.disk_pages import DiskPages, FoundPage
 from paged.runtime.fingerprint import fingerprint
-from tests.runtime.remote import wait_until
+from tests.runtime.remote import spawned, wait_until
 
 PAGE = (
     jax.ShapeDtypeStruct((2, 4, 3), jnp.bfloat16),
@@ -277,9 +277,8 @@ for number in range(250):
 def test_a_writer_that_is_killed_leaves_whole_pages(tmp_path: Path) -> None:
     found: list[int] = []
     for most in (5, 25):
-        with subprocess.Popen(
-            [sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE
-        ) as process:
+        argv = [sys.executable, "-c", _WRITER, str(tmp_path)]
+        with spawned(argv, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
             wait_until(partial(_are_more, tmp_path, most), seconds=60)

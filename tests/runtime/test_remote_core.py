@@ -36,6 +36,7 @@ from tests.runtime.remote import (
     is_gone,
     make_request,
     remote_engine,
+    spawned,
     thread_seconds,
     wait_until,
 )
@@ -307,9 +308,8 @@ core = fake_remote(statement={statement!r})
 print("ready", flush=True)
 time.sleep(60)
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as parent:
+    argv = [sys.executable, "-c", script]
+    with spawned(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout
         pid = int(parent.stdout.readline())
         assert parent.stdout.readline().strip() == prints
