@@ -53,8 +53,13 @@ class Outcome:
 
 
 def tests(name: str, seconds: int, *what: str) -> Stage:
-    """Tests of kernels and models, several at a time: most of their time is compiling."""
-    return Stage(name, seconds, ("-m", "pytest", "-q", "-m", "gpu", "-n", "12", *what))
+    """Tests of kernels and models, several at a time: most of their time is compiling.
+
+    Each is told when it ends, so that the log of a stage that is ended has those that failed.
+    Without pytest-benchmark, which warns when tests run several at a time: warnings are errors.
+    """
+    how = ("-v", "-p", "no:benchmark", "-m", "gpu", "-n", "12")
+    return Stage(name, seconds, ("-m", "pytest", *how, *what))
 
 
 def script(name: str, seconds: int, *args: str, num_gpus: int = 1) -> Stage:
@@ -71,7 +76,7 @@ def quantised(name: str, *flags: str) -> Stage:
 
 STAGES = (
     tests("goldens", 150, "tests/models"),
-    tests("kernels", 240, "tests/paged"),
+    tests("kernels", 330, "tests/paged"),
     script("vllm", 330, "against_vllm", "--out", "OUT", "--seconds", "320"),
     script("host", 40, "host_time", LLAMA, "--batches", "256", "--json", "OUT/host.json"),
     *(
