@@ -40,10 +40,23 @@ class Landing:
     """
 
     def __init__(self, page: PageParts, num_pages: int) -> None:
-        size = _size_of(page, num_pages)
-        token = secrets.token_bytes(_TOKEN_BYTES)
+        """Take the memory. Raises OSError if it cannot be had."""
         self._descriptor: int | None = None
         self.shared: Shared | None = None
+        try:
+            self.parts = _parts_in(self._take(_size_of(page, num_pages)), page, num_pages)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let no other process open it any more. It lives as long as somebody looks into it."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _take(self, size: int) -> mmap.mmap:
+        token = secrets.token_bytes(_TOKEN_BYTES)
         if sys.platform == "linux":
             self._descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self._descriptor, size + _TOKEN_BYTES)
@@ -53,13 +66,7 @@ class Landing:
         descriptor = -1 if self._descriptor is None else self._descriptor
         memory = mmap.mmap(descriptor, size + _TOKEN_BYTES)
         memory[size:] = token
-        self.parts = _parts_in(memory, page, num_pages)
-
-    def close(self) -> None:
-        """Let no other process open it any more. It lives as long as somebody looks into it."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        return memory
 
 
 class Way(Protocol):

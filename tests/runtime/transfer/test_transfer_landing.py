@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import mmap
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +103,30 @@ def test_nothing_is_left_of_it() -> None:
     landing.close()
     del landing
     assert mapped() == before
+
+
+@pytest.mark.parametrize("step", ["ftruncate", "mmap"])
+def test_memory_that_cannot_be_had_leaves_nothing(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    before = descriptors()
+    with monkeypatch.context() as patch:
+        patch.setattr(mmap if step == "mmap" else os, step, fail)
+        with pytest.raises(OSError, match="Cannot allocate memory"):
+            Landing(PAGE, 6)
+    assert descriptors() == before
+
+
+def descriptors() -> int:
+    """Landings that this process has open."""
+    links = []
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            links.append(str(each.readlink()))
+    return sum("memfd:paged-pages" in link for link in links)
 
 
 def mapped() -> int:
