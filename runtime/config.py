@@ -4,6 +4,7 @@ the keywords of `LLM(...)` all come from `EngineConfig`'s fields.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields
 from typing import Any, Literal, get_type_hints
@@ -25,6 +26,8 @@ PAGE_SIZES = (8, 16, 32, 64, 128)
 MAX_LOGPROBS = 20
 LONGEST_TIMEOUT = 7 * 24 * 60 * 60  # seconds that a request may be given
 QUANTIZATION_EXCLUDE = ("lm_head", "*.output_layer", "*.gate", "*.router", "*.shared_expert_gate")
+# Commas and slashes are in no host: who gives a list or a URL is to hear of it.
+_ADDRESS = re.compile(r"(\[[^\s\[\]]+\]|[^\s\[\]:,/]+):(?P<port>[0-9]{1,5})")
 _COUNTS = {"kv_cache_memory_bytes": 2**63, "max_num_seqs": 2**20, "max_num_batched_tokens": 2**24}
 
 
@@ -386,12 +389,20 @@ class EngineConfig:
                 "--kv-offloading-size."
             )
         for address in self.prefill_servers:
-            host, _, number = address.rpartition(":")
-            if not host or not number.isdecimal() or not 0 < int(number) < 2**16:
-                raise ConfigError(f"--prefill-servers must be like HOST:PORT, got {address!r}")
+            match = _ADDRESS.fullmatch(address)
+            if match is None or not 0 < int(match["port"]) < 2**16:
+                raise ConfigError(
+                    "--prefill-servers must be like HOST:PORT, with spaces between several, "
+                    f"got {address!r}"
+                )
         if self.kv_transfer_port is not None and not 0 <= self.kv_transfer_port < 2**16:
             raise ConfigError(
                 f"--kv-transfer-port must be between 0 and 65535, got {self.kv_transfer_port}"
+            )
+        if self.kv_transfer_port is None and self.kv_transfer_host != "127.0.0.1":
+            raise ConfigError(
+                f"--kv-transfer-host {self.kv_transfer_host} is where a port is listened on: give "
+                "--kv-transfer-port, too"
             )
         if self.min_remote_prefill_tokens < 0:
             raise ConfigError(

@@ -55,6 +55,7 @@ from paged.runtime.setup import open_disk_tier, prepare
 from paged.runtime.step_device import Device, alone
 from paged.runtime.step_record import StepRecord
 from paged.runtime.transfer.asking import RemotePrefills
+from paged.runtime.transfer.door import check_port
 from paged.runtime.transfer.peer import Handover
 from paged.runtime.transfer.serving import ServedPrefills
 from paged.runtime.transfer.stats import transfer_stats
@@ -86,6 +87,7 @@ class EngineCore:
     ) -> None:
         """Load, divide memory, compile. For `lead` and what is raised see `prepare`."""
         clock = StartClock()
+        check_port(config)
         prepared = prepare(config, source, clock, lead, progress=progress)
         self._runner, scheduling, self.memory = prepared
         self.startup = clock.seconds

@@ -8,6 +8,9 @@ MOST_AT_FIRST = 2**16
 """Bytes of a message from somebody whose key nobody has seen yet."""
 
 
+_MOST_QUOTED = 500
+
+
 class NotAdmitted(Exception):
     """The other side is nobody whom this process works with."""
 
@@ -32,3 +35,10 @@ class Refused(Message, frozen=True):
     """It is not, for this reason."""
 
     reason: str
+
+
+def in_one_line(said: object) -> str:
+    """What another process has said, fit for a line of a log: maybe it is nobody of ours."""
+    words = " ".join(str(said).split())
+    shown = "".join(each if each.isprintable() else "?" for each in words)
+    return shown if len(shown) <= _MOST_QUOTED else f"{shown[:_MOST_QUOTED]}..."

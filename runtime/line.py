@@ -59,7 +59,11 @@ class Line:
         length = int.from_bytes(self._exactly(_LENGTH_BYTES, end), "little")
         if length > most:
             raise ValueError(f"a message of {length} bytes, where {most} are the most")
-        return self._decoder.decode(self._exactly(length, end))
+        body = self._exactly(length, end)
+        try:
+            return self._decoder.decode(body)
+        except RecursionError as error:  # what is too much for the decoder is no message either
+            raise ValueError(str(error)) from error
 
     def receive_into(self, content: memoryview) -> None:
         """Fill memory with what follows a message. Raises EOFError: the other side is gone."""

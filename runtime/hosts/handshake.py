@@ -16,7 +16,14 @@ from dataclasses import asdict
 from paged.models.loading import ModelSource
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError
-from paged.runtime.greeting import MOST_AT_FIRST, Hello, NotAdmitted, Refused, Welcome
+from paged.runtime.greeting import (
+    MOST_AT_FIRST,
+    Hello,
+    NotAdmitted,
+    Refused,
+    Welcome,
+    in_one_line,
+)
 from paged.runtime.hosts.messages import Join
 from paged.runtime.line import Line, proof
 
@@ -77,7 +84,7 @@ def introduce(line: Line, rank: int, facts: dict[str, str]) -> None:
     line.send(Join(rank, nonce, _proof("follower", hello.nonce, nonce, rank), facts))
     answer = line.receive(within=TIME_TO_ANSWER, most=MOST_AT_FIRST)
     if isinstance(answer, Refused):
-        raise ConfigError(f"rank 0 refuses: {answer.reason}")
+        raise ConfigError(f"rank 0 refuses: {in_one_line(answer.reason)}")
     expected = _proof("leader", nonce, hello.nonce, rank)
     if not (isinstance(answer, Welcome) and hmac.compare_digest(answer.proof, expected)):
         raise ConfigError(f"whoever answers for rank 0 has another {KEY_VARIABLE}")

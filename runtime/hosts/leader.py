@@ -15,7 +15,7 @@ from paged.models.loading import ModelSource
 from paged.runtime.child_process import PEER_LOST
 from paged.runtime.config import EngineConfig
 from paged.runtime.errors import ConfigError, EngineDead
-from paged.runtime.greeting import NotAdmitted
+from paged.runtime.greeting import NotAdmitted, in_one_line
 from paged.runtime.hosts.cluster import begin, end
 from paged.runtime.hosts.handshake import admit, facts_of
 from paged.runtime.hosts.messages import (
@@ -114,7 +114,7 @@ class Followers:
             while True:
                 message = follower.line.receive()
                 if isinstance(message, Failing):
-                    reason = f"cannot go on: {message.reason}"
+                    reason = f"cannot go on: {in_one_line(message.reason)}"
                     break
                 if isinstance(message, Following):
                     with self._changed:
@@ -233,7 +233,7 @@ def _take(
         if not 0 < rank < config.nnodes:
             raise NotAdmitted(f"there is no rank {rank} beside rank 0 of {config.nnodes}")
     except (NotAdmitted, EOFError, OSError, ValueError) as error:
-        logger.warning("%s is not admitted: %s", host, error)
+        logger.warning("%s is not admitted: %s", host, in_one_line(error))
         line.close()
         return
     if rank in joined:

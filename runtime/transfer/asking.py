@@ -85,7 +85,7 @@ class RemotePrefills:
     @property
     def num_connected(self) -> int:
         """Prefill engines that can be asked."""
-        return sum(each.is_connected for each in self._peers)
+        return sum(each.can_be_asked for each in self._peers)
 
     def ask(self, request: EngineRequest) -> Handover | None:
         """Have what the cache lacks of a prompt computed elsewhere; None if it is not.
@@ -112,7 +112,7 @@ class RemotePrefills:
         if not is_long or not names or not self._load_costs.are_worth(len(names), num_gained):
             return None
         peer = min(
-            (each for each in self._peers if each.is_connected),
+            (each for each in self._peers if each.can_be_asked),
             key=lambda each: each.num_tokens,
             default=None,
         )
@@ -135,10 +135,10 @@ class RemotePrefills:
             return
         silence = time.monotonic() - handover.last_news
         if not is_wanted:
-            self._under_way[handover].cancel(handover, "aborted")
+            self._under_way[handover].cancel(handover)
         elif silence > self._timeout:
             reason = f"nothing was heard for {silence:.1f} s"
-            self._under_way[handover].cancel(handover, "timeout", reason)
+            self._under_way[handover].give_up(handover, reason)
 
     def settle(self, handover: Handover) -> None:
         """Take in the last of a handover that has ended, and say how it did."""

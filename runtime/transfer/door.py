@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from paged.groups import Windows, entries_behind
 from paged.runtime.config import EngineConfig
 from paged.runtime.disk_pages import borrowed
 from paged.runtime.errors import ConfigError
-from paged.runtime.greeting import NotAdmitted
+from paged.runtime.greeting import NotAdmitted, in_one_line
 from paged.runtime.line import Line
 from paged.runtime.transfer.handshake import KEY_VARIABLE, admit
 from paged.runtime.transfer.landing import LineWay, PageParts, SharedWay, Way
@@ -40,6 +41,8 @@ logger = logging.getLogger(__name__)
 _MOST_CONNECTIONS = 64
 _MOST_BYTES = 2**26  # of a message: a prompt takes some 5 a token
 _TIME_TO_END = 1.0
+# Seconds to the next who is let in after one for whom there was no descriptor, thread or room.
+_AFTER_FAILURE = 1.0
 
 
 class Job:
@@ -72,6 +75,8 @@ class Job:
         ):
             raise ValueError(f"pages from {self.first} on, of {self.num_full}")
         num_pages = sum(self.num_full - start for start in self.first)
+        if not num_pages:
+            raise ValueError("a prompt without a page that is wanted")
         self.way = _way_to(connection.line, asked, page, num_pages)
         self.is_over = False
 
@@ -240,35 +245,46 @@ class Door:
         while True:
             try:
                 connection, (host, port, *_) = self._listener.accept()
-            except OSError:
+                self._begin(connection, f"{host}:{port}")
+            except (OSError, RuntimeError) as error:
                 if self._is_closed:
                     return
-                continue  # whoever wanted to come in is gone
-            line, name = Line(connection, ToPrefill), f"{host}:{port}"
-            with self._lock:
-                is_full = len(self._lines) >= _MOST_CONNECTIONS or self._is_closed
-                if not is_full:
-                    self._lines.add(line)
-            if is_full:
-                line.close()
-                continue
-            threading.Thread(
-                target=self._serve, args=(line, name), name=f"paged-decode-{name}", daemon=True
-            ).start()
+                logger.warning("Somebody who has connected is not served: %s", error)
+                time.sleep(_AFTER_FAILURE)
+
+    def _begin(self, connection: socket.socket, name: str) -> None:
+        """Have a thread serve whoever has connected. Raises RuntimeError: there is none for it."""
+        line = Line(connection, ToPrefill)
+        with self._lock:
+            self._lines.add(line)
+            has_room = len(self._lines) <= _MOST_CONNECTIONS and not self._is_closed
+        thread = threading.Thread(
+            target=self._serve, args=(line, name), name=f"paged-decode-{name}", daemon=True
+        )
+        try:
+            if not has_room:
+                raise RuntimeError(f"{_MOST_CONNECTIONS} others are connected")
+            thread.start()
+        except RuntimeError:
+            self._hang_up(line)
+            raise
+
+    def _hang_up(self, line: Line) -> None:
+        with self._lock:
+            self._lines.discard(line)
+        line.close()
 
     def _serve(self, line: Line, name: str) -> None:
         """A thread: one decode engine, from its first word to its last."""
         try:
             admit(line, self._facts)
         except (NotAdmitted, EOFError, OSError, ValueError) as error:
-            logger.warning("Decode engine %s is not admitted: %s", name, error)
+            logger.warning("Decode engine %s is not admitted: %s", name, in_one_line(error))
         else:
             logger.info("Decode engine %s is connected", name)
             self._receive(Connection(line, name))
         finally:
-            with self._lock:
-                self._lines.discard(line)
-            line.close()
+            self._hang_up(line)
 
     def _receive(self, connection: Connection) -> None:
         with self._lock:
@@ -286,7 +302,7 @@ class Door:
                     case other:
                         raise ValueError(f"it sends {type(other).__name__} out of turn")
         except (EOFError, ValueError) as error:
-            reason = str(error)
+            reason = in_one_line(error)
         finally:
             with self._lock:
                 self._connections.discard(connection)
@@ -318,6 +334,12 @@ def listen(config: EngineConfig) -> socket.socket | None:
             f"--kv-transfer-host {host} --kv-transfer-port {port} cannot be listened on "
             f"({error.strerror or error}): give an address of this machine and a free port"
         ) from error
+
+
+def check_port(config: EngineConfig) -> None:
+    """Find out, before anything takes long, whether `listen` will do. Raises as it does."""
+    if (listener := listen(config)) is not None:
+        listener.close()
 
 
 def _is_loopback(host: str) -> bool:

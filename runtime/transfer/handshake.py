@@ -23,6 +23,8 @@ KEY_VARIABLE = "PAGED_TRANSFER_KEY"
 TIME_TO_ANSWER = 10.0
 """Seconds that a step of the handshake may take."""
 
+_NO_GREETING = "it does not greet as a prefill server does at its --kv-transfer-port"
+
 
 def facts_of(runner: StepRunner) -> dict[str, str]:
     """What must be the same in both engines, by name."""
@@ -72,9 +74,13 @@ def introduce(line: Line, facts: dict[str, str]) -> None:
         NotAdmitted: the prefill engine refuses, or does not know the key.
         EOFError, TimeoutError, ValueError, OSError: it is gone, or is no engine.
     """
-    hello, nonce = line.receive(within=TIME_TO_ANSWER, most=MOST_AT_FIRST), secrets.token_bytes(32)
+    try:
+        hello = line.receive(within=TIME_TO_ANSWER, most=MOST_AT_FIRST)
+    except (TimeoutError, ValueError) as error:
+        raise ValueError(f"{_NO_GREETING} ({error})") from error
     if not isinstance(hello, Hello):
-        raise ValueError("no greeting")
+        raise ValueError(_NO_GREETING)
+    nonce = secrets.token_bytes(32)
     line.send(Introduction(nonce, proof(KEY_VARIABLE, b"decode", hello.nonce, nonce), facts))
     answer = line.receive(within=TIME_TO_ANSWER, most=MOST_AT_FIRST)
     if isinstance(answer, Refused):

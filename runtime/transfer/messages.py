@@ -62,7 +62,7 @@ class Prefill(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """A prompt is not wanted any more."""
+    """A prompt is not wanted any more. Answered by Failed, unless it has ended already."""
 
     number: int
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.cache import PageStack
-from paged.runtime.greeting import MOST_AT_FIRST, NotAdmitted
+from paged.runtime.greeting import NotAdmitted, in_one_line
 from paged.runtime.line import Line
 from paged.runtime.steps import MOVE_SIZES
 from paged.runtime.transfer.handshake import introduce
@@ -37,6 +37,7 @@ from paged.runtime.transfer.messages import (
 
 logger = logging.getLogger(__name__)
 
+_MOST_BYTES = 2**16  # of a message: content follows it, and is none
 _TIME_TO_CONNECT = 5.0
 _FIRST_DELAY, _LONGEST_DELAY = 0.25, 15.0
 # Seconds that the threads get to end; they are daemons, which no exit waits for.
@@ -80,7 +81,7 @@ class Handover:
         with self._lock:
             if not self.outcome.done():
                 self.landing.close()
-                self.outcome.set_result(Outcome(name, reason))
+                self.outcome.set_result(Outcome(name, in_one_line(reason)))
 
 
 class Peer:
@@ -109,6 +110,7 @@ class Peer:
         self._facts, self._page, self._stack = facts, page, stack
         self._lock = threading.Lock()
         self._line: Line | None = None
+        self._is_silent = False
         self._live: dict[int, Handover] = {}
         self._num_asked = 0
         self._told: str | None = None
@@ -122,9 +124,9 @@ class Peer:
             thread.start()
 
     @property
-    def is_connected(self) -> bool:
-        """Whether it can be asked."""
-        return self._line is not None
+    def can_be_asked(self) -> bool:
+        """Whether it is connected, and has said something since a prompt took too long."""
+        return self._line is not None and not self._is_silent
 
     @property
     def num_tokens(self) -> int:
@@ -147,14 +149,19 @@ class Peer:
             message = Prefill(number, token_ids, salt, priority, first, shared)
             self._outbox.put((self._line, message))
 
-    def cancel(self, handover: Handover, name: str, reason: str = "") -> None:
+    def cancel(self, handover: Handover) -> None:
         """End a handover that is not wanted any more, and let the prefill engine know."""
-        handover.end(name, reason)
-        with self._lock:
-            for number in [each for each, live in self._live.items() if live is handover]:
-                del self._live[number]
-                if self._line is not None:
-                    self._outbox.put((self._line, Cancel(number)))
+        handover.end("aborted")
+        self._cancel(handover)
+
+    def give_up(self, handover: Handover, reason: str) -> None:
+        """Cancel a handover that takes too long, and ask for no other until something is heard.
+
+        A prefill engine that works answers that at once.
+        """
+        handover.end("timeout", reason)
+        self._is_silent = True
+        self._cancel(handover)
 
     def close(self) -> None:
         """End the connection and all that is under way on it. Idempotent."""
@@ -165,6 +172,13 @@ class Peer:
         self._outbox.put(None)
         for thread in self._threads:
             thread.join(_TIME_TO_END)
+
+    def _cancel(self, handover: Handover) -> None:
+        with self._lock:
+            for number in [each for each, live in self._live.items() if live is handover]:
+                del self._live[number]
+                if self._line is not None:
+                    self._outbox.put((self._line, Cancel(number)))
 
     def _run(self) -> None:
         """Connect, receive, and again."""
@@ -187,6 +201,7 @@ class Peer:
 
     def _tell(self, text: str, level: int = logging.WARNING) -> None:
         """Log what has changed: many tries may fail alike."""
+        text = in_one_line(text)
         if text != self._told:
             logger.log(level, "%s", text)
         self._told = text
@@ -204,10 +219,11 @@ class Peer:
         """Receive until the connection is lost; returns why it is."""
         with self._lock:
             self._line = None if self._closed.is_set() else line
+            self._is_silent = False
         reason = "it was closed"
         try:
             while not self._closed.is_set():
-                self._take(line, line.receive(most=MOST_AT_FIRST))
+                self._take(line, line.receive(most=_MOST_BYTES))
         except (EOFError, ValueError, RuntimeError) as error:  # the last of host memory that is out
             reason = str(error)
         finally:
@@ -221,6 +237,7 @@ class Peer:
 
     def _take(self, line: Line, message: Any) -> None:
         """Raises ValueError: it is none that may come now."""
+        self._is_silent = False
         if isinstance(message, Piece):
             line.receive_into(self._place_of(message))
             return

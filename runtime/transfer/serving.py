@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 from paged.pool import NULL_PAGE
 from paged.runtime.config import EngineConfig
+from paged.runtime.greeting import in_one_line
 from paged.runtime.live_requests import Owner
 from paged.runtime.messages import EngineRequest, SequenceOutput, Terms
 from paged.runtime.plan import StepPlan
@@ -148,9 +149,9 @@ class ServedPrefills:
 
     def _end(self, gone: Gone, abort: Callable[[str], list[SequenceOutput]]) -> None:
         for request_id, job in list(self._jobs.items()):
-            if job.connection is gone.connection and gone.number in (None, job.asked.number):
-                job.is_over = True
-                self.outcomes["aborted"] += 1
+            is_meant = job.connection is gone.connection and not job.is_over
+            if is_meant and gone.number in (None, job.asked.number):
+                self._fail(job, "aborted", "it was cancelled")
                 if abort(request_id):  # of one that is refused there is news yet
                     del self._jobs[request_id]
 
@@ -182,7 +183,7 @@ class ServedPrefills:
     def _fail(self, job: Job, outcome: str, reason: str) -> None:
         job.is_over = True
         self.outcomes[outcome] += 1
-        job.connection.tell(Failed(job.asked.number, reason))
+        job.connection.tell(Failed(job.asked.number, in_one_line(reason)))
 
 
 def _request(request_id: str, job: Job) -> EngineRequest:

@@ -65,7 +65,7 @@ WORKING: dict[str, list[tuple[str, str, Any]]] = {
         ("--kv-offloading-size 8", "kv_offloading_size", 8.0),
         ("--swap-space 4", "kv_offloading_size", 4.0),
         ("--kv-transfer-port 9100", "kv_transfer_port", 9100),
-        ("--kv-transfer-host ::1", "kv_transfer_host", "::1"),
+        ("--kv-transfer-host ::1 --kv-transfer-port 9100", "kv_transfer_host", "::1"),
         ("--prefill-servers a:1 b:2 --swap-space 1", "prefill_servers", ("a:1", "b:2")),
         ("--min-remote-prefill-tokens 1k", "min_remote_prefill_tokens", 1000),
         ("--remote-prefill-timeout 5", "remote_prefill_timeout", 5.0),

@@ -70,7 +70,12 @@ def test_what_must_be_the_same_is_named(theirs: dict[str, str], word: str) -> No
         raise raised
 
 
-@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n", b"\xff\xff\xff\xff", b"\x01\0\0\0\xc1"])
+NESTED = (60_000).to_bytes(4, "little") + b"\x96\xa4Join\1\xc4\0\xc4\0\x80".ljust(60_000, b"\x91")
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GET / HTTP/1.1\r\n", b"\xff\xff\xff\xff", b"\x01\0\0\0\xc1", NESTED]
+)
 def test_others_who_connect_cost_nothing(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "TIME_TO_ANSWER", 0.2)
     with line_pair() as (leader, other):

@@ -237,6 +237,45 @@ def test_a_prefill_engine_that_is_silent_is_not_waited_for(
     assert "nothing was heard for 0.1 s (timeout): the rest of a prompt is comp" in caplog.text
 
 
+def test_a_prefill_engine_that_is_silent_is_asked_again_when_it_is_heard(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each long prompt would wait as long as the first one."""
+    expected, before = pair.alone(LONG), pair.stats.outcomes
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.decode.remote, "_timeout", 0.1)
+        pair.decode.add(LONG)
+        drain(pair.decode)
+    pair.decode.reset_prefix_cache()
+    assert run(pair.decode, LONG) == expected
+    assert outcomes(pair, before) == {"timeout": 1, "unreachable": 1}
+    pair.decode.reset_prefix_cache()
+    with pair.working():
+        pair.await_connection()
+        assert run(pair.decode, LONG) == expected
+    assert outcomes(pair, before) == {"timeout": 1, "unreachable": 1, "done": 1}
+
+
+def test_a_prompt_that_is_refused_while_its_asker_leaves_is_counted_once(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = pair.prefill.served
+    before = dict(served.outcomes)
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.prefill._gate, "max_sequences", 0)
+        patch.setattr(pair.prefill._scheduler, "_free_slots", [])
+        pair.decode.add(LONG)
+        pair.decode.abort("long")
+        drain(pair.decode)
+        assert served._door is not None
+        wait_until(lambda: len(served._door._news) == 2)  # type: ignore[union-attr]
+        [line] = served._door._lines
+        line.close()
+        wait_until(lambda: len(served._door._news) == 3)  # type: ignore[union-attr]
+        pair.prefill.step()
+    assert served.outcomes == before | {"aborted": before["aborted"] + 1}
+
+
 def test_a_connection_that_is_lost_in_the_middle(
     pair: Pair, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -336,7 +375,7 @@ def test_another_model_is_refused_with_both_values(
     said = f"{name} is {value} on the decode engine and {facts[name]} on the prefill engine"
     wait_until(lambda: f"{server} refuses this engine: {said}" in caplog.text)
     assert f"is not admitted: {said}" in caplog.text
-    assert not peer.is_connected
+    assert not peer.can_be_asked
     peer.close()
 
 
