@@ -116,6 +116,7 @@ def decode_step(core: EngineCore, batch: int, vocab_size: int) -> dict[str, Any]
 def at_concurrency(core: EngineCore, streams: int, vocab_size: int) -> dict[str, Any]:
     """Requests of 300 tokens in and 128 out, `streams` at a time: as one ends the next comes."""
     core.reset_prefix_cache()
+    before = core.stats().num_steps
     requests = baseline_requests("E", WAVES * streams, seed=None, ids=IdRange.below(vocab_size))
     waiting = iter(enumerate(requests))
     start = time.perf_counter()
@@ -131,6 +132,7 @@ def at_concurrency(core: EngineCore, streams: int, vocab_size: int) -> dict[str,
         "seconds": round(seconds, 3),
         "output_tokens_per_second": round(128 * len(requests) / seconds, 1),
         "requests_per_second": round(len(requests) / seconds, 2),
+        "steps": core.stats().num_steps - before,
         "compiles": core.stats().compiles_after_warmup,
     }
 
