@@ -26,13 +26,14 @@ UNKNOWN := $(filter-out cuda12 cuda13,$(subst $(comma), ,$(EXTRAS)))
 $(if $(UNKNOWN),$(error EXTRAS must be cuda12 or cuda13, got $(UNKNOWN)))
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-slow test-clients test-browser test-ray docs lint format clean
+.PHONY: help serve test test-slow test-notebooks test-clients test-browser test-ray docs lint format clean
 
 help:
 	@echo "make serve       serve the demo model on port $(PORT), to this machine only"
 	@echo "                 PORT=9000, ARGS='MODEL --flag ...', EXTRAS=cuda13 (or cuda12) for a GPU"
 	@echo "make test        lint, type-check and run the quick tests"
 	@echo "make test-slow   run the slow tests too"
+	@echo "make test-notebooks  run every notebook"
 	@echo "make test-clients  talk to the server with clients of other makers"
 	@echo "make test-browser  look at the status page in Chromium, which must be installed"
 	@echo "make test-ray    serve replicas on a Ray cluster, which the tests start and stop"
@@ -56,6 +57,10 @@ test: lint
 test-slow: lint
 	@echo "==> pytest, slow tests included"
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not gpu and not clients and not browser and not ray"
+
+test-notebooks: $(DEV)
+	@echo "==> notebooks (some minutes, in two processes)"
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow tests/test_notebooks.py
 
 test-clients: $(CLIENTS)/.made
 	@echo "==> pytest -m clients (some minutes)"

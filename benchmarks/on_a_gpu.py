@@ -70,7 +70,7 @@ def script(name: str, seconds: int, *args: str, num_gpus: int = 1) -> Stage:
 
 def quantised(name: str, *flags: str) -> Stage:
     """Decode steps, and throughput by concurrency, with weights or pages of fewer bits."""
-    sizes = ("--batches", "1,32,128,256", "--streams", "16,32,64,128", "--workloads", "B1")
+    sizes = ("--batches", "1,16,32,128,256", "--streams", "16,32,64,128", "--workloads", "B1")
     return script(name, 200, "offline_baselines", LLAMA, *sizes, *flags)
 
 

@@ -67,6 +67,7 @@ def step_memory(shapes: StepShapes, params: Any, compiler: Compiler) -> int:
     largest = (
         ("forward", Bucket(rows, rows, True)),
         ("forward", shapes.buckets.all()[0]),
+        ("sample", shapes.buckets.sampling[-1], SamplingMode.FILTERED),
         ("sample", shapes.buckets.sampling[-1], SamplingMode.LOGPROBS),
         ("score", shapes.buckets.mixed[-1]),
     )

@@ -11,6 +11,7 @@ small programs are run when needed: `score` (log-probabilities of prompt tokens)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,7 +63,8 @@ MOVES_AT_ONCE = 4
 MOVE_SHAPES = (*((1, size) for size in MOVE_SIZES), (MOVES_AT_ONCE, STACK_SIZE))
 MOST_MOVED = MOVES_AT_ONCE * STACK_SIZE
 NUM_RULES = MAX_TOKEN_RULES + 64
-_SCORE_ROWS = 64
+# At a time, where logits of all rows and what is made of them would take much memory.
+_SCORE_ROWS, SAMPLE_ROWS = 64, 256
 
 
 @struct.dataclass
@@ -245,16 +247,22 @@ def sample(
 
     `state` is None below ADJUSTED; for `last_hidden` and `sampling` see `ForwardOut`.
     """
-    rows, vocab_size = unpack_sampling(sampling[:num_rows]), shapes.model.vocab_size
-    logits = shapes.family.logits(params, shapes.model, last_hidden[:num_rows])
-    if mode > SamplingMode.RANDOM:  # these look at all logits of a row
-        logits = gathered(logits, vocab_size)
-    tokens = choose_tokens(logits, rows, state, mode, vocab_size)
+    vocab_size = shapes.model.vocab_size
+
+    def choose(hidden: jax.Array, sampling: jax.Array) -> tuple[jax.Array, Sampled]:
+        logits = shapes.family.logits(params, shapes.model, hidden)
+        if mode > SamplingMode.RANDOM:  # these look at all logits of a row
+            logits = gathered(logits, vocab_size)
+        tokens = choose_tokens(logits, unpack_sampling(sampling), state, mode, vocab_size)
+        logprobs = token_logprobs(logits, tokens) if mode == SamplingMode.LOGPROBS else None
+        return tokens, Sampled(checked_tokens(logits, tokens, vocab_size), logprobs)
+
+    last_hidden, sampling = last_hidden[:num_rows], sampling[:num_rows]
+    at_once = num_rows if state is None else SAMPLE_ROWS
+    tokens, sampled = _by_groups(choose, at_once, last_hidden, sampling)
+    rows = unpack_sampling(sampling)
     slots = _with_newest(slots, rows, tokens)
-    if state is not None:
-        state = count_tokens(state, rows, tokens)
-    logprobs = token_logprobs(logits, tokens) if mode == SamplingMode.LOGPROBS else None
-    return slots, state, Sampled(checked_tokens(logits, tokens, vocab_size), logprobs)
+    return slots, None if state is None else count_tokens(state, rows, tokens), sampled
 
 
 def _with_newest(slots: SlotState, rows: SamplingRows, tokens: jax.Array) -> SlotState:
@@ -267,20 +275,30 @@ def score(
 ) -> TokenLogprobs:
     """Log-probabilities of `targets` [T] after the hidden states [T, D].
 
-    Works through groups of rows, so that logits of all T tokens are never held at once.
+    Logits of all T tokens are never held at once.
     """
-    rows = min(_SCORE_ROWS, hidden.shape[0])
-    groups = -(-hidden.shape[0] // rows)
-    pad = groups * rows - hidden.shape[0]
-    hidden = jnp.pad(hidden, ((0, pad), (0, 0))).reshape(groups, rows, -1)
-    grouped = jnp.pad(targets, (0, pad)).reshape(groups, rows)
 
-    def group(inputs: tuple[jax.Array, jax.Array]) -> TokenLogprobs:
-        logits = shapes.family.logits(params, shapes.model, inputs[0])
-        return token_logprobs(gathered(logits, shapes.model.vocab_size), inputs[1])
+    def group(hidden: jax.Array, targets: jax.Array) -> TokenLogprobs:
+        logits = shapes.family.logits(params, shapes.model, hidden)
+        return token_logprobs(gathered(logits, shapes.model.vocab_size), targets)
 
-    scored = lax.map(group, (hidden, grouped))
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[: targets.shape[0]], scored)
+    return _by_groups(group, _SCORE_ROWS, hidden, targets)
+
+
+def _by_groups[T](function: Callable[..., T], most: int, *arrays: jax.Array) -> T:
+    """What a function makes of the rows of arrays, `most` at a time, one group after the other."""
+    num_rows = arrays[0].shape[0]
+    groups = -(-num_rows // most)
+    if groups == 1:
+        return function(*arrays)
+    padding = -num_rows % groups
+
+    def grouped(array: jax.Array) -> jax.Array:
+        padded = jnp.pad(array, ((0, padding), *[(0, 0)] * (array.ndim - 1)))
+        return padded.reshape(groups, -1, *array.shape[1:])
+
+    made = lax.map(lambda rows: function(*rows), tuple(map(grouped, arrays)))
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_rows], made)
 
 
 def update_tables(slots: SlotState, updates: jax.Array) -> SlotState:

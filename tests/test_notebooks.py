@@ -20,7 +20,6 @@ ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 MAX_BYTES, MAX_COLUMNS = 120_000, 120
 MOST_SECONDS = 600  # of a cell: where the machine has much else to do, a start compiles that long
-SHORTEST = "08_capacity_planning"
 FLAGS = {field.name for field in fields(EngineConfig)}
 KEYWORDS = {
     "LLM": FLAGS,
@@ -29,7 +28,10 @@ KEYWORDS = {
 }
 
 
-def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+@pytest.mark.timeout(3 * MOST_SECONDS)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where readers start it, in its own folder, as if Paged were installed."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     resources = {"metadata": {"path": str(path.parent)}}
@@ -37,18 +39,6 @@ def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     NotebookClient(
         notebook, timeout=MOST_SECONDS, kernel_name="python3", resources=resources
     ).execute()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3 * MOST_SECONDS)
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(path, monkeypatch)
-
-
-def test_the_shortest_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    [path] = [path for path in NOTEBOOKS if path.stem == SHORTEST]
-    run(path, monkeypatch)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -1,8 +1,9 @@
 """What steps need of the memory beside weights, state and pages: estimated, not compiled.
 
 An engine compiles its largest programs and asks XLA. What XLA answered for an H200 follows from a
-few arrays, and is told from their sizes here: sampling holds the logits of all rows three times,
-and the widest of a layer's activations are held together with the residual stream.
+few arrays, and is told from their sizes here: sampling holds the logits of all rows, or those of a
+group of rows three times; the widest of a layer's activations are held together with the residual
+stream.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import jax.numpy as jnp
 from paged.matmul.groups import num_places
 from paged.runtime.division import DEVICE_RESERVE
 from paged.runtime.planning.work import routing_of
-from paged.runtime.steps import StepShapes
+from paged.runtime.steps import SAMPLE_ROWS, StepShapes
 
-_LOGITS = 3
+_ADJUSTED = 3
 _STREAMS = 3
 _FLOAT32 = 4
 # Outputs of as many steps can be in flight.
@@ -31,7 +32,7 @@ def step_memory_estimate(shapes: StepShapes, dtype: jnp.dtype, *, is_hopper: boo
     """
     tokens, rows = shapes.buckets.mixed[-1], shapes.buckets.sampling[-1]
     width = shapes.model.hidden_size * dtype.itemsize
-    logits = _LOGITS * rows * shapes.model.vocab_size * _FLOAT32
+    logits = max(rows, _ADJUSTED * min(rows, SAMPLE_ROWS)) * shapes.model.vocab_size * _FLOAT32
     activations = tokens * (_STREAMS * width + _mlp_bytes(shapes, dtype, is_hopper=is_hopper))
     experts = _expert_bytes(shapes, tokens, dtype)
     outputs = (tokens + rows) * width

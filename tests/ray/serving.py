@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +34,6 @@ _SMALL = {
     "shutdown_timeout": 60,
 }
 _SECONDS_TO_START = 240
-_REPLICA = "ServeReplica:paged:Replica"
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = _SECONDS_TO_START) -> None:
@@ -133,9 +131,15 @@ class Cluster:
         return float(apps[APP].last_deployed_time_s) if APP in apps else 0.0
 
     def replicas(self) -> list[psutil.Process]:
-        """The processes of replicas."""
-        found = psutil.Process().children(recursive=True)
-        return [each for each in found if _title(each).endswith(_REPLICA)]
+        """The processes of replicas, by what Serve knows: their titles change with each call."""
+        from ray.serve.context import _get_global_client
+        from ray.serve.schema import ServeInstanceDetails
+
+        client = _get_global_client()
+        assert client is not None
+        app = ServeInstanceDetails(**client.get_serve_details()).applications[APP]
+        found = [each.pid for each in app.deployments["Replica"].replicas]
+        return [psutil.Process(pid) for pid in found if pid is not None]
 
     def post(self, path: str, **body: Any) -> httpx2.Response:
         return httpx2.post(f"{self.url}{path}", json={"model": NAME, **body}, timeout=120)
@@ -155,18 +159,14 @@ class Cluster:
         return found
 
 
-def _title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline()).strip()
-    except psutil.Error:
-        return ""
+def family(process: psutil.Process) -> list[psutil.Process]:
+    """It and those that it has started."""
+    return [process, *process.children(recursive=True)]
 
 
-def kill(process: psutil.Process) -> list[psutil.Process]:
-    """End it at once; returns those that it had started."""
-    children: list[psutil.Process] = process.children(recursive=True)
-    process.send_signal(signal.SIGKILL)
-    return children
+def await_end(processes: Iterable[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(list(processes), 30)
+    assert not alive, f"they do not end: {alive}"
 
 
 @dataclass

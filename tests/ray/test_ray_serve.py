@@ -3,20 +3,29 @@
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx2
 import openai
-import psutil
 import pytest
 import yaml
 
 from paged.http.replicas.request import pages_of
 from paged.prefix import extend_hashes
 from paged.runtime.routing import Policy, Router
-from tests.ray.serving import NAME, NUM_PAGES, PAGE_SIZE, Cluster, Load, kill, wait_until
+from tests.ray.serving import (
+    NAME,
+    NUM_PAGES,
+    PAGE_SIZE,
+    Cluster,
+    Load,
+    await_end,
+    family,
+    wait_until,
+)
 
 DEPLOY = Path(__file__).parents[2] / "deploy/ray"
 
@@ -162,7 +171,8 @@ def test_a_replica_that_is_killed_takes_its_own_streams_along_and_no_more(cluste
             for number in range(6)
         ]
         wait_until(lambda: len(cluster.counted("vllm:num_requests_running")) == 2, 30)
-        left_behind = kill(cluster.replicas()[0])
+        one, other = map(family, cluster.replicas())
+        one[0].kill()
         failures = [each.exception() for each in streams]
         replies = [each.result() for each in whole]
     lost = [each for each in failures if each is not None]
@@ -171,21 +181,25 @@ def test_a_replica_that_is_killed_takes_its_own_streams_along_and_no_more(cluste
     assert [each.result() for each in streams if each.exception() is None] == [250, 250]
     assert [each.status_code for each in replies] == [200] * 6
     assert {each.json()["usage"]["completion_tokens"] for each in replies} == {40}
-    _, alive = psutil.wait_procs(left_behind, 30)
-    assert alive == []
+    await_end(one)
     cluster.await_replicas(2)
+    assert other[0] in cluster.replicas()
     assert cluster.complete("Hi", max_tokens=2).status_code == 200
 
 
 def test_replicas_come_and_go_under_load(cluster: Cluster) -> None:
     cluster.serve(num_replicas=1)
-    first = cluster.replicas()
+    [first] = cluster.replicas()
     with Load(cluster, num_clients=3).going_on() as load:
         load.await_more(3)
         cluster.serve(num_replicas=2)
-        assert first[0] in cluster.replicas()
+        both = {each: family(each) for each in cluster.replicas()}
+        assert first in both
         load.await_more(6)
         cluster.serve(num_replicas=1)
+        [kept] = cluster.replicas()
+        del both[kept]
+        await_end(chain(*both.values()))
         load.await_more(3)
     assert load.wrong == []
 
@@ -212,12 +226,14 @@ def test_the_number_of_replicas_follows_the_load(cluster: Cluster) -> None:
 
 def test_an_update_lets_running_requests_finish(cluster: Cluster) -> None:
     cluster.serve(num_replicas=1)
+    [before] = map(family, cluster.replicas())
     begun = threading.Semaphore(0)
     with ThreadPoolExecutor(1) as pool:
         stream = pool.submit(streamed, cluster, "Once upon a time", 300, begun)
         assert begun.acquire(timeout=120)
         cluster.serve(num_replicas=1, served_model_name=[NAME, "newer"])
         assert stream.result(timeout=120) == 300
+    await_end(before)
     assert cluster.post("/v1/completions", model="newer", prompt="Hi").status_code == 200
 
 
@@ -225,13 +241,14 @@ def test_the_end_of_an_application_lets_running_requests_finish(cluster: Cluster
     from ray import serve
 
     cluster.serve(num_replicas=1)
+    [last] = map(family, cluster.replicas())
     begun = threading.Semaphore(0)
     with ThreadPoolExecutor(1) as pool:
         stream = pool.submit(streamed, cluster, "Once upon a time", 200, begun)
         assert begun.acquire(timeout=120)
         serve.delete("paged")
         assert stream.result(timeout=120) == 200
-    assert cluster.replicas() == []
+    await_end(last)
 
 
 def test_the_files_for_ray_are_read_by_ray() -> None:

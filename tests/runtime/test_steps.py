@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from paged.cache import CacheSpec
@@ -15,11 +16,14 @@ from paged.groups import group_layers
 from paged.models.loading.dummy import random_params
 from paged.models.registry import get_family, model_config
 from paged.models.weights import param_shapes
+from paged.runtime import steps
+from paged.runtime.batch import SAMPLING_FIELDS, SlotSampling
 from paged.runtime.buckets import Buckets
 from paged.runtime.compiler import Compiler
 from paged.runtime.compiles import num_compiles, use_compile_cache
 from paged.runtime.lowering import Key
 from paged.runtime.programs import Programs, step_memory
+from paged.runtime.sampler import SamplingMode
 from paged.runtime.steps import StepShapes
 
 MODEL = {
@@ -101,6 +105,43 @@ def test_no_program_copies_the_pages(shapes: StepShapes, programs: Programs) -> 
         rows = (str(NUM_PAGES), str(NUM_PAGES * 16))
         copies = [line for line in text.splitlines() if " copy(" in line]
         assert not [line for line in copies if any(f"[{n}," in line for n in rows)], key
+
+
+def test_rows_in_groups_are_sampled_and_scored_as_all_at_once(
+    shapes: StepShapes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five rows, two at a time: the last group is filled up."""
+    shapes = replace(shapes, buckets=replace(shapes.buckets, decode=(5,)))
+    params = random_params(shapes.family.specs(shapes.model), jnp.dtype(jnp.float32)).without_layers
+    hidden = jax.random.normal(jax.random.key(0), (5, shapes.model.hidden_size))
+    penalties = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2}
+    slots = SlotSampling(5)
+    for slot in range(5):
+        filters = {"temperature": slot / 2, "top_p": 0.9, "min_p": 0.0}
+        slots.set(slot, seed=slot, top_k=50, floats=filters | penalties)
+    slots.table[:, SAMPLING_FIELDS.index("samples")] = 1
+    state = shapes.sampler_state()
+    state = replace(state, in_prompt=state.in_prompt.at[:, ::3].set(True))
+
+    def told() -> list[np.ndarray]:
+        sampled = steps.sample(
+            params,
+            shapes.slot_state(),
+            state,
+            hidden,
+            jnp.asarray(slots.table),
+            shapes=shapes,
+            num_rows=5,
+            mode=SamplingMode.LOGPROBS,
+        )
+        scored = steps.score(params, hidden, jnp.arange(5), shapes=shapes)
+        return [np.asarray(each) for each in jax.tree.leaves((sampled, scored))]
+
+    at_once = told()
+    monkeypatch.setattr(steps, "SAMPLE_ROWS", 2)
+    monkeypatch.setattr(steps, "_SCORE_ROWS", 2)
+    for found, expected in zip(told(), at_once, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_program_that_was_not_compiled_is_refused(programs: Programs) -> None:

@@ -200,7 +200,7 @@ def test_the_command_tells_people(capsys: Capture, tmp_path: Path) -> None:
     argv = (LLAMA, "--gpu", "h200", "--max-model-len", "8192", "--svg", str(picture))
     status, out, _ = run(capsys, *argv)
     assert status == 0
-    for word in ("GPU KV cache size", "887,", "decode step, batch", "--kv-cache-dtype fp8", "! "):
+    for word in ("GPU KV cache size", "895,", "decode step, batch", "--kv-cache-dtype fp8", "! "):
         assert word in out
     texts = [node.text for node in ElementTree.parse(picture).iter() if node.tag.endswith("text")]
     assert "--tensor-parallel-size 2" in texts

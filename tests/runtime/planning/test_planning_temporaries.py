@@ -43,12 +43,13 @@ def shapes_of(name: str, gpu: aot.Gpu, rows: int, tokens: int) -> StepShapes:
 @pytest.mark.parametrize(
     ("name", "gpu", "rows", "tokens", "program"),
     [
-        ("llama-3.1-8b", aot.H200, 1024, 8192, "sample"),
+        ("llama-3.1-8b", aot.H200, 1024, 8192, "filtered"),
+        ("llama-3.1-8b", aot.H200, 256, 2048, "logprobs"),
         ("llama-3.1-8b", aot.H200, 32, 8192, "forward"),
         ("qwen3-30b-a3b", aot.H200, 256, 8192, "forward"),
         ("llama-3.1-8b", aot.L40, 32, 8192, "forward"),
     ],
-    ids=["logits", "activations", "experts", "before-hopper"],
+    ids=["logits", "adjusted", "activations", "experts", "before-hopper"],
 )
 def test_the_largest_program_needs_what_was_estimated(
     name: str, gpu: aot.Gpu, rows: int, tokens: int, program: str
@@ -56,7 +57,8 @@ def test_the_largest_program_needs_what_was_estimated(
     shapes = shapes_of(name, gpu, rows, tokens)
     params = for_device(param_shapes(shapes.family.specs(shapes.model), BF16), gpu.device)
     largest = {
-        "sample": ("sample", shapes.buckets.sampling[-1], SamplingMode.LOGPROBS),
+        "filtered": ("sample", shapes.buckets.sampling[-1], SamplingMode.FILTERED),
+        "logprobs": ("sample", shapes.buckets.sampling[-1], SamplingMode.LOGPROBS),
         "forward": ("forward", shapes.buckets.all()[0]),
     }
     job = dict(all_jobs(shapes, params))[largest[program]]
