@@ -194,8 +194,9 @@ class EngineThread:
     def _serve(self) -> None:
         engine = self._engine
         awaited = select.poll()
-        for descriptor in filter(None, (self._bell, engine.fileno())):
-            awaited.register(descriptor, select.POLLIN)
+        for descriptor in (self._bell, engine.fileno()):
+            if descriptor is not None:
+                awaited.register(descriptor, select.POLLIN)
         while not self._stopping:
             if not engine.has_work:
                 awaited.poll()
