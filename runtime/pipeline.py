@@ -52,11 +52,10 @@ class Hop:
         self._target = own_devices(list(target.devices.flat))
         self._own = own_devices(list(devices.flat))
         self._kinds = dict(kinds)
-        self._programs: dict[str, Compiled] = {}
         self._nothing: dict[jax.ShapeDtypeStruct, list[jax.Array]] = {}
-        for kind in self._kinds.values():
-            if repr(kind) not in self._programs:
-                self._programs[repr(kind)] = self._compiled(kind)
+        alike = {repr(kind): kind for kind in self._kinds.values()}
+        compiled = {name: self._compiled(kind) for name, kind in alike.items()}
+        self._programs = {key: compiled[repr(kind)] for key, kind in self._kinds.items()}
 
     def __call__(self, key: Key, arrays: Any) -> Any:
         """Enqueue the way of some arrays.
@@ -72,7 +71,7 @@ class Hop:
         leaves, tree = jax.tree.flatten(kind)
         sent = [None] * len(leaves) if arrays is None else jax.tree.leaves(arrays)
         joined = [self._joined(*pair) for pair in zip(leaves, sent, strict=True)]
-        arrived = self._programs[repr(kind)](joined)
+        arrived = self._programs[key](joined)
         if not self._target:
             return None
         return jax.tree.unflatten(tree, [self._arrived(each) for each in arrived])
