@@ -176,4 +176,5 @@ class RemotePrefills:
             first, stack = handover.landed.popleft()
             names = handover.names[first : first + len(stack[0])]
             self._runner.host.keep([self._pool.host.take(name) for name in names], stack)
+            self._runner.host.on_save(names, stack)
             self.num_pages += len(names)
