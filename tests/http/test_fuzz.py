@@ -165,6 +165,7 @@ def test_spoilt_bodies(fuzz: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("fuzz", [fuzz_text, fuzz_vectors])
 def test_many_more(fuzz: Any) -> None:
     fuzz(5000, derandomize=False)

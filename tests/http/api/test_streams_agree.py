@@ -225,6 +225,7 @@ def test_streams_and_replies(ask: Callable[[TestClient, str, int], None]) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("ask", [ask_chat, ask_responses, ask_messages])
 def test_many_more(ask: Callable[[TestClient, str, int], None]) -> None:
     check(ask, 5000)
