@@ -164,7 +164,7 @@ def test_a_folder_without_weights_and_tokenizer() -> None:
 def test_whether_it_fits_the_gpu_that_is_here() -> None:
     dummy = {"load_format": "dummy", "skip_tokenizer_init": True}
     config = EngineConfig(model=LLAMA, max_model_len=8192, **dummy)  # type: ignore[arg-type]
-    assert "887," in said(config, [H200])["memory"].found
+    assert "895," in said(config, [H200])["memory"].found
     small = Card(0, "NVIDIA L4", "580.65.06", 22 * GIB, 0, "8.9")
     large = EngineConfig(model=LLAMA, **dummy)  # type: ignore[arg-type]
     assert said(large, [small])["memory"].status == "wrong"
