@@ -8,7 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
@@ -17,7 +17,7 @@ import pytest
 
 from tests.http.servers import Server, started
 from tests.runtime.fakes import write_model
-from tests.runtime.remote import is_gone, wait_until
+from tests.runtime.remote import command_line, is_gone, wait_until
 from tests.runtime.test_core import MODEL
 
 # Engines that hang in a step while a file `hang` exists, and in their start while `slow` does.
@@ -67,11 +67,8 @@ def server(folder: Path, *flags: str, program: str = PROGRAM) -> Iterator[Server
 
 def engines(running: Server) -> list[int]:
     """The server's engine processes, oldest first."""
-    found = []
-    for child in psutil.Process(running.process.pid).children():
-        with suppress(psutil.NoSuchProcess):  # or one that nobody has waited for yet
-            found += [child.pid] if "-c" in child.cmdline() else []
-    return found
+    children = psutil.Process(running.process.pid).children()
+    return [child.pid for child in children if "-c" in command_line(child.pid)]
 
 
 def status(running: Server, path: str) -> int:

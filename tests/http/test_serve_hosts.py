@@ -32,8 +32,9 @@ LONG = 240  # seconds, of a start on a busy machine
 def headless(*argv: str) -> Iterator[subprocess.Popen[str]]:
     """The process of another rank."""
     command = [sys.executable, "-c", PROGRAM, *argv, "--headless"]
-    own_group = {"start_new_session": True}
-    with spawned(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, **own_group) as process:
+    with spawned(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
         yield process
 
 

@@ -76,7 +76,7 @@ def spawned(argv: Sequence[str], **settings: Any) -> Iterator[subprocess.Popen[A
 
 
 def command_line(pid: int) -> list[str]:
-    """How a process was started; nothing of one that has ended."""
+    """How a process was started; nothing of one that has ended, be it waited for or not."""
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).cmdline()
     return []
