@@ -70,6 +70,7 @@ WRONG: tuple[tuple[int, bytes], ...] = (
 _MIB = 2**20
 _SAMPLE_EVERY = 0.5
 _FEWEST_SAMPLES = 60
+_RESTARTS = "paged:engine_restarts"
 
 
 @dataclass
@@ -300,12 +301,19 @@ async def _kill(clients: Clients, watched: Watched, every: float, until: float) 
             os.kill(engine.pid, signal.SIGKILL)
             clients.seen.kills += 1
             watched.is_ready = False
-            await _until_ready(clients)
+            await _until_restarted(clients)
             watched.is_ready = True
 
 
+async def _until_restarted(clients: Clients) -> None:
+    """As often as it was killed, which the server may be slow to notice."""
+    async with asyncio.timeout(300):
+        while _sum((await clients.get("/metrics")).text, _RESTARTS) < clients.seen.kills:
+            await asyncio.sleep(0.1)
+    await _until_ready(clients)
+
+
 async def _until_ready(clients: Clients) -> None:
-    await asyncio.sleep(0.5)
     async with asyncio.timeout(300):
         while (await clients.get("/ready")).status_code != 200:
             await asyncio.sleep(0.1)
@@ -316,6 +324,8 @@ async def _until_idle(clients: Clients) -> None:
     with contextlib.suppress(TimeoutError):  # what is left then is told
         async with asyncio.timeout(30):
             while _sum((await clients.get("/metrics")).text, "vllm:num_requests_(running|waiting)"):
+                await asyncio.sleep(0.1)
+            while (await clients.get("/load")).json()["server_load"]:
                 await asyncio.sleep(0.1)
 
 
@@ -343,7 +353,7 @@ def _miscounted(metrics: str, seen: Seen) -> list[str]:
     counted = {
         "replies with 400": _sum(metrics, "http_requests", f'{handler}[^}}]*status="400"'),
         "replies with 404": _sum(metrics, "http_requests", f'{handler}[^}}]*status="404"'),
-        "restarts": _sum(metrics, "paged:engine_restarts"),
+        "restarts": _sum(metrics, _RESTARTS),
     }
     expected = {
         "replies with 400": seen.statuses[400],

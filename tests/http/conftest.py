@@ -6,12 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from httpx2._config import DEFAULT_TIMEOUT_CONFIG
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from paged.http.app import create_app
 from paged.runtime.async_engine import AsyncEngine
 from tests.http.fakes import FakeEngine, serving
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_clients() -> None:
+    """A busy machine may take longer to answer than the five seconds that clients wait."""
+    for part in ("connect", "read", "write", "pool"):
+        setattr(DEFAULT_TIMEOUT_CONFIG, part, 60.0)
 
 
 @pytest.fixture

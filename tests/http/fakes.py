@@ -350,7 +350,7 @@ def serving(app: Starlette, **options: Any) -> Iterator[str]:
         time.sleep(0.01)
     yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     server.should_exit = True
-    thread.join(10)
+    thread.join(30)
     assert not thread.is_alive()
 
 

@@ -27,16 +27,13 @@ class Server:
     def stream(self, max_tokens: int = 50) -> Generator[str]:
         """Lines of an answer, as they come."""
         body: dict[str, Any] = {"prompt": "a", "max_tokens": max_tokens, "stream": True}
-        with httpx2.stream("POST", f"{self.url}/completions", json=body, timeout=10) as reply:
+        with httpx2.stream("POST", f"{self.url}/completions", json=body, timeout=60) as reply:
             yield from filter(None, reply.iter_lines())
 
-    def wait_after(self, *signals: signal.Signals) -> float:
+    def wait_after(self, number: signal.Signals) -> float:
         """Seconds that it takes to leave."""
         start = time.monotonic()
-        for turn, number in enumerate(signals):
-            if turn:
-                time.sleep(0.3)  # signals of one kind that are pending together count once
-            self.process.send_signal(number)
+        self.process.send_signal(number)
         self.process.wait(20)
         return time.monotonic() - start
 

@@ -9,9 +9,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +20,7 @@ import pytest
 import yaml
 from starlette.testclient import TestClient
 
+from paged.http import key_limits
 from paged.http import keys as keys_module
 from paged.http.app import create_app
 from paged.http.cli import main
@@ -28,6 +29,7 @@ from paged.http.keys import KeyEntry, KeyRing, read_keys
 from paged.runtime.errors import ConfigError
 from tests.http.fakes import FakeEngine, serving
 from tests.http.test_api_processes import COUNT, model, server  # noqa: F401
+from tests.runtime.remote import wait_until
 
 COMPLETIONS = "/v1/completions"
 
@@ -93,19 +95,21 @@ def test_keys_are_compared_in_constant_time(file: Path, monkeypatch: pytest.Monk
 
 def test_requests_at_once(engine: FakeEngine, file: Path) -> None:
     write(file, entry(max_concurrent=1), entry("other", name="bob"))
-    engine.pause, engine.answer = 0.5, "xxx"
+    engine.pause, engine.answer = 0.2, "x" * 60
     with serving(create_app(engine, ["tiny"], key_ring=KeyRing(file))) as url:
 
-        def post(key: str) -> httpx2.Response:
+        def post(key: str, max_tokens: int = 1) -> httpx2.Response:
             headers = {"Authorization": f"Bearer {key}"}
-            return httpx2.post(f"{url}{COMPLETIONS}", json={"prompt": "a"}, headers=headers)
+            body = {"prompt": "a", "max_tokens": max_tokens}
+            return httpx2.post(f"{url}{COMPLETIONS}", json=body, headers=headers)
 
         first: list[httpx2.Response] = []
-        thread = threading.Thread(target=lambda: first.append(post("secret")))
+        thread = threading.Thread(target=lambda: first.append(post("secret", 60)))
         thread.start()
         while not engine.running:
             time.sleep(0.01)
         second, other = post("secret"), post("other")
+        engine.pause = 0  # it has lasted long enough
         thread.join()
         assert (first[0].status_code, second.status_code, other.status_code) == (200, 429, 200)
         assert second.headers["retry-after"] == "1"
@@ -117,7 +121,10 @@ def test_requests_at_once(engine: FakeEngine, file: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tokens_by_the_minute(engine: FakeEngine, file: Path, stream: bool) -> None:
+def test_tokens_by_the_minute(
+    engine: FakeEngine, file: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr(key_limits, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     write(file, entry(tokens_per_minute=15))
     client = client_of(engine, file)
     first = ask(client, stream=stream)  # 4 tokens in, 6 out
@@ -254,10 +261,12 @@ def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None
     assert _duration(seconds) == text
 
 
-def many(url: str, count: int, key: str, max_tokens: int = 150) -> list[int]:
-    """Statuses of requests at the same moment, each over a connection of its own."""
+def many(url: str, count: int, key: str) -> list[int]:
+    """Statuses of requests at the same moment, each over a connection of its own. Their answers go
+    on until all are known.
+    """
     address = urlsplit(url)
-    body = json.dumps({"prompt": "a", "max_tokens": max_tokens})
+    body = json.dumps({"prompt": "a", "max_tokens": 150, "stream": True})
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\nX-Api-Key: {key}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     where = address.hostname or "", address.port or 0
@@ -272,19 +281,12 @@ def many(url: str, count: int, key: str, max_tokens: int = 150) -> list[int]:
 
 def test_all_processes_count_together(model: Path, file: Path) -> None:  # noqa: F811
     write(file, entry(max_concurrent=3))
-    with server(model, f"--api-keys-file={file}") as (running, pids):
+    with server(model, f"--api-keys-file={file}", step_time=0.2) as (running, pids):
         assert len(pids) == COUNT
         found = many(running.url, 12, "secret")
         assert (found.count(200), found.count(429)) == (3, 9)
-        _wait(lambda: many(running.url, 3, "secret", 1) == [200] * 3)  # what was taken came back
+        wait_until(lambda: many(running.url, 3, "secret") == [200] * 3)  # what was taken came back
         write(file, entry("new", name="bob"))
         running.process.send_signal(signal.SIGHUP)
-        _wait(lambda: many(running.url, 1, "new", 1) == [200])
+        wait_until(lambda: many(running.url, 1, "new") == [200])
         assert running.process.poll() is None, "the signal did not end it"
-
-
-def _wait(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 15
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)

@@ -38,13 +38,12 @@ def test_while_long_texts_are_tokenised(model: Path, tmp_path: Path, path: str) 
             client.start()
         times = []
         with httpx2.Client() as probe:
-            for _ in range(40):
+            while len(times) < 40 or len(others) <= NUM_CLIENTS:
                 start = time.perf_counter()
                 assert probe.get(root + path, timeout=60).status_code == 200
                 times.append(time.perf_counter() - start)
         enough.set()
         for each in clients:
             each.join()
-    assert len(others) > NUM_CLIENTS
     # Whoever stood in line with them would take about as long, on a machine as busy as it may be.
     assert statistics.median(times) < statistics.median(others) / 2

@@ -32,7 +32,7 @@ def test_version(client: TestClient) -> None:
 def test_load_counts_what_is_being_answered(
     client: TestClient, url: str, engine: FakeEngine
 ) -> None:
-    engine.answer, engine.pause = "x" * 60, 0.05
+    engine.answer, engine.pause = "x" * 60, 0.2
 
     def load() -> int:
         return httpx2.get(f"{url}/load").json()["server_load"]

@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import AbstractContextManager
 
 import httpx2
@@ -15,15 +14,18 @@ from paged.http.cli import main
 from paged.http.listener import bound, where
 from paged.http.options import ServeOptions
 from tests.http.servers import ROOT, Server, started
+from tests.runtime.remote import wait_until
 
-# The real command line and server around the fake engine: two seconds of answer.
+# The real command line and server around the fake engine: a minute of answer, or what is left of it
+# at once after a SIGUSR1.
 PROGRAM = """
-import sys, time
+import signal, sys, time
 from paged.http import server
 from paged.http.cli import main
 from paged.runtime.async_engine import AsyncEngine
 from tests.http.fakes import FakeEngine
-engine = FakeEngine(answer="x" * 50, pause=0.04)
+engine = FakeEngine(answer="x" * 1500, pause=0.04, max_model_len=2000)
+signal.signal(signal.SIGUSR1, lambda *_: setattr(engine, "pause", 0.0))
 engine.fails_after = 3 if "mortal" in sys.argv else None
 if "stuck" in sys.argv:
     engine.shutdown = lambda: time.sleep(60)
@@ -35,6 +37,12 @@ sys.exit(main(["serve", "--port=0", *sys.argv[1:]]))
 
 def server(*flags: str) -> AbstractContextManager[Server]:
     return started(PROGRAM, "--host=127.0.0.1", *flags)
+
+
+def wait_until_stopping(running: Server) -> None:
+    """A signal is heard a moment after it was sent."""
+    ready = running.url.removesuffix("/v1") + "/ready"
+    wait_until(lambda: httpx2.get(ready).status_code == 503)
 
 
 def test_it_says_where_it_is_and_what_it_serves() -> None:
@@ -66,10 +74,10 @@ def test_it_says_who_else_can_reach_it(host: str, has_keys: bool, remark: str) -
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_running_requests_finish(number: signal.Signals) -> None:
     with server() as running:
-        lines = running.stream()
+        lines = running.stream(max_tokens=1500)
         next(lines)
         running.process.send_signal(number)
-        time.sleep(0.3)
+        wait_until_stopping(running)
         root = running.url.removesuffix("/v1")
         for path in ("/v1/models", "/ready"):
             reply = httpx2.get(root + path)
@@ -80,13 +88,14 @@ def test_a_signal_lets_running_requests_finish(number: signal.Signals) -> None:
             reply = httpx2.get(root + path)
             assert reply.status_code == 200
         assert 'paged:requests_refused_total{cause="draining"} 1.0' in reply.text
+        running.process.send_signal(signal.SIGUSR1)
         assert list(lines)[-1] == "data: [DONE]"
         assert running.process.wait(10) == 0
 
 
 def test_requests_that_take_too_long_are_aborted() -> None:
     with server("--shutdown-timeout", "0.2") as running:
-        lines = running.stream()
+        lines = running.stream(max_tokens=1500)
         next(lines)
         running.process.send_signal(signal.SIGTERM)
         *_, last, done = lines
@@ -97,9 +106,12 @@ def test_requests_that_take_too_long_are_aborted() -> None:
 
 def test_a_second_signal_does_not_wait() -> None:
     with server() as running:
-        lines = running.stream()
+        lines = running.stream(max_tokens=1500)
         next(lines)
-        assert running.wait_after(signal.SIGTERM, signal.SIGTERM) < 1.5  # the stream takes 2 s
+        running.process.send_signal(signal.SIGTERM)
+        wait_until_stopping(running)
+        running.process.send_signal(signal.SIGTERM)
+        running.process.wait(20)  # the stream takes a minute
         assert running.process.returncode == 128 + signal.SIGTERM
 
 

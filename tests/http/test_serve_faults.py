@@ -50,6 +50,8 @@ remote_core.TIME_TO_CLOSE = serve.LAST_WORDS = 0.5
 serve.TIME_FOR_OTHERS = 2
 {PROGRAM}
 """
+# The same with steps that take their time: an answer of 190 tokens goes on for 19 s.
+SLOW = PROGRAM.replace("step_time=0.02", "step_time=0.1")
 COUNTS = pytest.mark.parametrize("count", [1, 2])
 
 
@@ -79,7 +81,7 @@ def status(running: Server, path: str) -> int:
 def complete(running: Server, model: str | None = None) -> httpx2.Response:
     body = {"prompt": "abc", "max_tokens": 3, **({"model": model} if model else {})}
     with httpx2.Client() as client:
-        return client.post(f"{running.url}/completions", json=body, timeout=20)
+        return client.post(f"{running.url}/completions", json=body)
 
 
 def is_later(reply: httpx2.Response) -> bool:
@@ -98,7 +100,8 @@ def restarts(running: Server) -> int:
 
 @COUNTS
 def test_a_killed_engine_is_replaced(model: Path, tmp_path: Path, count: int) -> None:
-    with server(tmp_path, str(model), f"--api-server-count={count}") as running:
+    flags = (str(model), f"--api-server-count={count}")
+    with server(tmp_path, *flags, program=SLOW) as running:
         streams = [running.stream(max_tokens=190) for _ in range(4)]  # some of each process
         for lines in streams:
             next(lines)
@@ -109,15 +112,16 @@ def test_a_killed_engine_is_replaced(model: Path, tmp_path: Path, count: int) ->
             *_, last, done = lines
             assert json.loads(last.removeprefix("data: "))["error"]["code"] == 500
             assert done == "data: [DONE]"
+        # Until each process knows.
+        wait_until(lambda: all(is_later(complete(running)) for _ in range(6)))
         for _ in range(6):
-            assert is_later(complete(running))
             assert status(running, "/health") == status(running, "/ready") == 503
         assert status(running, "/v1/models") == 200
         (tmp_path / "slow").unlink()
-        wait_until(lambda: all(status(running, "/ready") == 200 for _ in range(6)), 20)
+        wait_until(lambda: all(status(running, "/ready") == 200 for _ in range(6)))
         for _ in range(6):
             assert complete(running).status_code == 200
-        assert restarts(running) == 1
+        wait_until(lambda: restarts(running) == 1)
         assert is_gone(pid)
         running.process.terminate()
         assert running.process.wait(10) == 0
@@ -140,45 +144,45 @@ def test_an_engine_that_hangs_holds_up_no_end(model: Path, tmp_path: Path, count
 
 @COUNTS
 def test_an_engine_that_hangs_is_replaced(model: Path, tmp_path: Path, count: int) -> None:
-    flags = ("--step-timeout=2", f"--api-server-count={count}")
-    with server(tmp_path, str(model), *flags) as running:
+    flags = ("--step-timeout=4", f"--api-server-count={count}")
+    with server(tmp_path, str(model), *flags, program=SLOW) as running:
         for _ in range(6):
             complete(running)  # so that no step is among the first
         [pid] = engines(running)
-        lines = running.stream()
+        lines = running.stream(max_tokens=190)
         next(lines)
-        (tmp_path / "hang").touch()
         start = time.monotonic()
+        (tmp_path / "hang").touch()
         wait_until(lambda: status(running, "/health") == 503)
         assert not is_gone(pid), "it says so before the process is ended"
         *_, last, _ = lines
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == 500
-        assert 1.9 < time.monotonic() - start < 15
+        assert 3 < time.monotonic() - start < 30
         (tmp_path / "hang").unlink()
-        wait_until(lambda: all(status(running, "/ready") == 200 for _ in range(4)), 20)
+        wait_until(lambda: all(status(running, "/ready") == 200 for _ in range(4)))
         assert complete(running).status_code == 200
         running.process.terminate()
         assert running.process.wait(10) == 0
         assert running.process.stderr
-        assert "no step has finished for 2 s; at most 2 may" in running.process.stderr.read()
+        assert "at most 4 may" in running.process.stderr.read()
 
 
 def test_a_stopped_engine_counts_as_one_that_hangs(model: Path, tmp_path: Path) -> None:
-    with server(tmp_path, str(model), "--step-timeout=1") as running:
+    with server(tmp_path, str(model), "--step-timeout=2") as running:
         complete(running)
         [pid] = engines(running)
         os.kill(pid, signal.SIGSTOP)
         assert complete(running).status_code == 500
-        wait_until(lambda: complete(running).status_code == 200, 20)
+        wait_until(lambda: complete(running).status_code == 200)
         assert is_gone(pid)
 
 
 def test_whoever_dies_too_often_is_given_up(model: Path, tmp_path: Path) -> None:
     with server(tmp_path, str(model), "--max-engine-restarts=2") as running:
         os.kill(engines(running)[0], signal.SIGKILL)
-        wait_until(lambda: restarts(running) == 1, 20)
+        wait_until(lambda: restarts(running) == 1)
         os.kill(engines(running)[0], signal.SIGKILL)
-        wait_until(lambda: restarts(running) == 2, 20)
+        wait_until(lambda: restarts(running) == 2)
         os.kill(engines(running)[0], signal.SIGKILL)
         assert running.process.wait(10) == 1
         assert running.process.stderr
@@ -202,9 +206,11 @@ def test_a_first_signal_while_it_leaves_for_a_dead_engine(model: Path, tmp_path:
     with two_models(model, tmp_path, "--max-engine-restarts=0") as running:
         lines = running.stream(max_tokens=150)
         next(lines)
+        (tmp_path / "hang").touch()  # so that it lasts until the signal
         os.kill(engines(running)[1], signal.SIGKILL)
         wait_until(lambda: status(running, "/v1/models") == 503)
         running.process.terminate()
+        (tmp_path / "hang").unlink()
         assert list(lines)[-1] == "data: [DONE]"
         assert running.process.wait(10) == 1
 
@@ -219,7 +225,7 @@ def test_other_models_go_on(model: Path, tmp_path: Path) -> None:
         assert reply.status_code == 503
         assert reply.json()["error"]["message"].startswith("The engine of left has stopped")
         (tmp_path / "slow").unlink()
-        wait_until(lambda: complete(running, "left").status_code == 200, 20)
+        wait_until(lambda: complete(running, "left").status_code == 200)
 
 
 @COUNTS
@@ -231,7 +237,7 @@ def test_a_signal_while_it_is_restarted(
         (tmp_path / "slow").touch()
         [old] = engines(running)
         os.kill(old, signal.SIGKILL)
-        wait_until(lambda: [pid for pid in engines(running) if pid != old], 20)
+        wait_until(lambda: [pid for pid in engines(running) if pid != old])
         [new] = [pid for pid in engines(running) if pid != old]
         os.killpg(running.process.pid, number)
         assert running.process.wait(10) == 0

@@ -16,6 +16,7 @@ from threading import Timer
 from typing import Any
 
 import httpx2
+import psutil
 import pytest
 
 from paged.http import serve
@@ -59,30 +60,41 @@ class Starting:
     """A server that does not get on with its start.
 
     Attributes:
-        root: where it will serve.
         engine: its engine process.
     """
 
-    def __init__(self, process: subprocess.Popen[str], root: str, folder: Path) -> None:
-        self.process, self.root = process, root
-        wait_until(lambda: [*folder.glob("*.pid")], 20)
+    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
+        self.process = process
+        wait_until(lambda: [*folder.glob("*.pid")])
         [pid] = folder.glob("*.pid")
         self.engine = int(pid.stem)
+
+    @property
+    def root(self) -> str:
+        """Where it will serve: at a port that it has found free itself."""
+        ports: set[int] = set()
+
+        def listens() -> bool:
+            sockets = psutil.Process(self.process.pid).net_connections("tcp")
+            ports.update(each.laddr.port for each in sockets if each.status == psutil.CONN_LISTEN)
+            return bool(ports)
+
+        wait_until(listens)
+        [port] = ports
+        return f"http://127.0.0.1:{port}"
 
 
 @contextmanager
 def starting(model: Path, folder: Path, *flags: str) -> Iterator[Starting]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     with spawned(
-        [sys.executable, "-c", PROGRAM, str(folder), f"--port={port}", str(model), *flags],
+        [sys.executable, "-c", PROGRAM, str(folder), "--port=0", str(model), *flags],
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
     ) as process:
-        yield Starting(process, f"http://127.0.0.1:{port}", folder)
+        yield Starting(process, folder)
 
 
 def told_by_the_first(url: str) -> dict[str, Any]:
@@ -102,16 +114,17 @@ def told_by_the_first(url: str) -> dict[str, Any]:
 def test_probes_are_told_how_the_start_gets_on(model: Path, tmp_path: Path, count: int) -> None:
     flags = ("--load-format=dummy", f"--api-server-count={count}")
     with starting(model, tmp_path, *flags) as server:
+        root = server.root
         for path in ("/health", "/ready", "/ping"):
-            told = told_by_the_first(server.root + path)
+            told = told_by_the_first(root + path)
             assert (told["done"], told["total"], told["unit"]) == (50, 100, "bytes")
             assert told["fraction"] == 0.5
             assert 0 <= told["seconds_left"] <= told["seconds"]
         body = {"prompt": "a" * 100_000}
         for reply in (
-            httpx2.post(f"{server.root}/v1/completions", json=body),
-            httpx2.get(f"{server.root}/metrics"),
-            httpx2.get(f"{server.root}/nowhere"),
+            httpx2.post(f"{root}/v1/completions", json=body),
+            httpx2.get(f"{root}/metrics"),
+            httpx2.get(f"{root}/nowhere"),
         ):
             assert reply.status_code == 503
             assert int(reply.headers["retry-after"]) > 0
@@ -120,8 +133,8 @@ def test_probes_are_told_how_the_start_gets_on(model: Path, tmp_path: Path, coun
         (tmp_path / "go").touch()
         assert server.process.stdout
         assert server.process.stdout.readline().startswith("Ready: ")
-        assert httpx2.get(f"{server.root}/ready").status_code == 200
-        metrics = httpx2.get(f"{server.root}/metrics").text
+        assert httpx2.get(f"{root}/ready").status_code == 200
+        metrics = httpx2.get(f"{root}/metrics").text
         assert 'paged:requests_refused_total{cause="loading"} 2.0' in metrics
         server.process.terminate()
         assert server.process.wait(10) == 0

@@ -20,28 +20,34 @@ from tests.models.test_embedder_goldens import golden_of
 from tests.runtime.pooling.pooling_fakes import letter_tokenizer
 from tests.runtime.remote import is_gone, wait_until
 
-# The real command line and server around a fake device: a tenth of a second for four texts.
+# The real command line and server around a fake device: a tenth of a second for four texts, or none
+# after a SIGUSR1.
 FAKE = """
-import sys
+import signal, sys
 from paged.http.cli import main
 from paged.runtime.pooling.engine import PoolingEngine
 from tests.runtime.pooling.pooling_fakes import FakeRunner, pooling_engine
-PoolingEngine.from_config = lambda config, **how: pooling_engine(FakeRunner(pause=0.1))
+runner = FakeRunner(pause=0.1)
+signal.signal(signal.SIGUSR1, lambda *_: setattr(runner, "pause", 0.0))
+PoolingEngine.from_config = lambda config, **how: pooling_engine(runner)
 sys.exit(main(["serve", "--host=127.0.0.1", "--port=0", "--runner=pooling", *sys.argv[1:]]))
 """
-# The same with the device in a process.
+# The same with the device in a process; those that follow the first wait while a file exists.
 APART = """
 import sys
+from functools import partial
 from paged.http.cli import main
 from paged.runtime.pooling.engine import PoolingEngine
 from tests.runtime.pooling.remote_fakes import remote_engine, remote_runner
 
 def make(config, *, separate_process, keeping):
     assert separate_process
-    return remote_engine(remote_runner(), keeping)
+    statement = f"from pathlib import Path\\n    while Path({path!r}).exists(): time.sleep(0.01)"
+    return remote_engine(remote_runner(), keeping, partial(remote_runner, "", statement))
 
 PoolingEngine.from_config = make
-sys.exit(main(["serve", "--host=127.0.0.1", "--port=0", "--runner=pooling", *sys.argv[1:]]))
+path, *argv = sys.argv[1:]
+sys.exit(main(["serve", "--host=127.0.0.1", "--port=0", "--runner=pooling", *argv]))
 """
 REAL = """
 import sys
@@ -59,57 +65,60 @@ class Asking(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        self.reply = httpx2.post(f"{self.url}/embeddings", json=self.body, timeout=20)
+        self.reply = httpx2.post(f"{self.url}/embeddings", json=self.body)
 
 
 def wait_until_busy(running: Server) -> None:
     metrics = running.url.removesuffix("/v1") + "/metrics"
-    while 'num_requests_running{engine="0",model_name="SmolLM2-135M-Instruct"} 0.0' in (
-        httpx2.get(metrics).text
-    ):
-        pass
+    idle = 'num_requests_running{engine="0",model_name="SmolLM2-135M-Instruct"} 0.0'
+    wait_until(lambda: idle not in httpx2.get(metrics).text)
 
 
 def test_a_signal_lets_running_requests_finish() -> None:
     with started(FAKE) as running:
-        asking = Asking(running.url, {"input": ["a"] * 20})
+        asking = Asking(running.url, {"input": ["a"] * 1000})
         wait_until_busy(running)
         running.process.send_signal(signal.SIGTERM)
+        ready = running.url.removesuffix("/v1") + "/ready"
+        wait_until(lambda: httpx2.get(ready).status_code == 503)
+        running.process.send_signal(signal.SIGUSR1)
         assert running.process.wait(10) == 0
         asking.join()
-        assert len(asking.reply.json()["data"]) == 20
+        assert len(asking.reply.json()["data"]) == 1000
         assert running.process.stderr
         assert "Finishing running requests" in running.process.stderr.read()
 
 
 def test_requests_that_take_too_long_are_told_so() -> None:
     with started(FAKE, "--shutdown-timeout=0.2") as running:
-        asking = Asking(running.url, {"input": ["a"] * 400})
+        asking = Asking(running.url, {"input": ["a"] * 2000})
         wait_until_busy(running)
-        assert running.wait_after(signal.SIGTERM) < 3
-        assert running.process.returncode == 0
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(20) == 0  # the texts take 50 s
         asking.join()
         assert asking.reply.status_code == 500
         assert "engine has stopped" in asking.reply.json()["error"]["message"]
 
 
-def test_a_killed_engine_is_replaced() -> None:
-    with started(APART) as running:
+def test_a_killed_engine_is_replaced(tmp_path: Path) -> None:
+    slow = tmp_path / "slow"
+    with started(APART, str(slow)) as running:
         root = running.url.removesuffix("/v1")
         body = {"input": ["a"] * 4}
         assert httpx2.post(f"{running.url}/embeddings", json=body).status_code == 200
         [process] = psutil.Process(running.process.pid).children()
+        slow.touch()
         process.kill()
         wait_until(lambda: httpx2.get(f"{root}/ready").status_code == 503)
         reply = httpx2.post(f"{running.url}/embeddings", json=body)
         assert reply.status_code == 503
         assert int(reply.headers["retry-after"]) > 0
         assert "being restarted" in reply.json()["error"]["message"]
-        wait_until(lambda: httpx2.get(f"{root}/ready").status_code == 200, 20)
+        slow.unlink()
+        wait_until(lambda: httpx2.get(f"{root}/ready").status_code == 200)
         assert httpx2.post(f"{running.url}/embeddings", json=body).status_code == 200
-        assert re.search(
-            r"^paged:engine_restarts_total{.*} 1", httpx2.get(f"{root}/metrics").text, re.MULTILINE
-        )
+        counted = re.compile(r"^paged:engine_restarts_total{.*} 1", re.MULTILINE)
+        wait_until(lambda: counted.search(httpx2.get(f"{root}/metrics").text))
         running.process.terminate()
         assert running.process.wait(10) == 0
         assert is_gone(process.pid)

@@ -20,6 +20,7 @@ from paged.http.app import create_app
 from paged.runtime.async_engine import AsyncEngine
 from tests.http.fakes import serving
 from tests.runtime.fakes import EOS, byte_tokenizer
+from tests.runtime.remote import wait_until
 from tests.runtime.test_structured_output import FLAGS, MODEL
 
 MARKS = (
@@ -60,7 +61,8 @@ def test_sixty_answers(engine: AsyncEngine) -> None:
     ends, wrong = judge(asks, replies)
     assert not wrong
     assert ends["stop"] > ends["length"] > 0
-    assert engine.stats().kv_cache_usage == engine.stats().compiles_after_warmup == 0
+    wait_until(lambda: engine.stats().kv_cache_usage == 0)  # a step behind the last answer
+    assert engine.stats().compiles_after_warmup == 0
 
 
 @pytest.mark.slow

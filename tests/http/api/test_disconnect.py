@@ -11,7 +11,7 @@ import pytest
 
 from tests.http.fakes import FakeEngine
 
-PAUSE = 0.05
+PAUSE = 0.1
 PROMPTS: dict[str, Any] = {"prompt": ["a", "b"], "max_tokens": 60}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
 
@@ -23,7 +23,7 @@ def send(url: str, path: str, body: dict[str, Any]) -> socket.socket:
     assert address.hostname
     content = json.dumps(body)
     head = f"POST {path} HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
-    client = socket.create_connection((address.hostname, address.port), timeout=5)
+    client = socket.create_connection((address.hostname, address.port), timeout=30)
     client.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n{content}".encode())
     return client
 
@@ -68,7 +68,9 @@ def test_it_is_aborted_within_a_step(
             assert client.recv(15) == b"HTTP/1.1 200 OK"
     ids = set(engine.running)
     client.close()
-    assert wait_for(lambda: not engine.running) < 30 * PAUSE, "half of what was asked for"
+    before = engine.num_tokens
+    wait_for(lambda: not engine.running)
+    assert engine.num_tokens - before <= 2 * num_requests, "those of a step or two"
     assert set(engine.aborted) == ids
 
 

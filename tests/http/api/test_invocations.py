@@ -63,4 +63,6 @@ def test_a_client_that_goes_away(url: str, engine: FakeEngine) -> None:
         client = send(url, "/invocations", CHAT | {"stream": stream})
         wait_for(lambda: len(engine.running) == 1)
         client.close()
-        assert wait_for(lambda: not engine.running) < 30 * PAUSE
+        before = engine.num_tokens
+        wait_for(lambda: not engine.running)
+        assert engine.num_tokens - before <= 2, "those of a step or two"

@@ -228,7 +228,7 @@ def test_a_client_that_goes_away_is_not_worked_for(
     with serving(create_app(engine, ["tiny"])) as url:
         runner.gate.clear()
         first = send(url, "/v1/embeddings", {"input": "a"})
-        assert runner.entered.wait(5)
+        assert runner.entered.wait(30)
         second = send(url, "/v1/embeddings", {"input": ["b", "c"]})
         wait_for(lambda: engine.stats().num_waiting == 2)
         second.close()
@@ -255,12 +255,12 @@ def test_requests_at_the_same_time_are_computed_together(
     threads = [threading.Thread(target=ask, args=(letter,)) for letter in letters]
     for thread in threads:
         thread.start()
-    assert runner.entered.wait(5)
+    assert runner.entered.wait(30)
     engine = client.app.state.models.services[0].engine  # type: ignore[attr-defined]
     wait_for(lambda: len(engine._keeper.thread._live) == 4)
     runner.gate.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(30)
     assert [replies[letter] for letter in letters] == [3, 4, 5, 6]
     assert len(runner.batches) <= 3
 

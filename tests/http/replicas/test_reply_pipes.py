@@ -135,7 +135,8 @@ def test_what_came_before_a_failure_is_read_first() -> None:
         inbox = inboxes.open()
         pipe = await pipes.to(address)
         await pipe.send(inbox.number, body(b"x"))
-        await asyncio.sleep(0.1)
+        while not inbox._came:
+            await asyncio.sleep(0.01)
         inbox.fail(ReplicaLost("gone"))
         assert await inbox.read() == [body(b"x")]
         with pytest.raises(ReplicaLost, match="gone"):

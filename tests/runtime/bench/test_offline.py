@@ -116,13 +116,14 @@ def test_the_meter_tells_what_happened_meanwhile() -> None:
     looked = threading.Event()
 
     def look() -> EngineStats:
-        if now.num_running:
+        seen = now  # the next one is there as soon as this one was looked at
+        if seen.num_running:
             looked.set()
-        return now
+        return seen
 
     with EngineMeter(look) as meter:
         now = EngineStats(num_running=1, kv_waste=0.25)
-        assert looked.wait(10)
+        assert looked.wait(30)
         now = EngineStats(
             num_steps=14, prefix_cache_queries=300, prefix_cache_hits=140, num_preemptions=2
         )
@@ -149,7 +150,7 @@ def test_an_engine_that_dies_is_told_once(told: str | None) -> None:
 
     def measure() -> None:
         with EngineMeter(look):
-            assert looked.wait(10)
+            assert looked.wait(30)
             if told:
                 raise EngineDead(told)
 

@@ -98,7 +98,7 @@ class FakeRunner:
 
     def launch(self, batch: Batch) -> Launched:
         self.entered.set()
-        assert self.gate.wait(20)
+        assert self.gate.wait(60)
         time.sleep(self.pause)
         if self.refuses_at == len(self.batches):
             raise RuntimeError("out of memory")

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from paged.http.api.answers import AnswerFormat
 from paged.http.app import create_app
+from tests.http.api.test_disconnect import wait_for
 from tests.http.fakes import FakeEngine, answer_of, serving
 
 TOOL: FunctionToolParam = {
@@ -182,11 +183,12 @@ def test_instructions_are_one_message_with_the_systems(sdk: OpenAI, engine: Fake
 
 
 def test_in_the_background(sdk: OpenAI, engine: FakeEngine) -> None:
-    engine.pause = 0.01
+    engine.pause = 1
     reply = ask(sdk, background=True)
     assert (reply.status, reply.background, reply.output) == ("in_progress", True, [])
     with pytest.raises(openai.BadRequestError, match="is in_progress"):
         ask(sdk, previous_response_id=reply.id)
+    engine.pause = 0
     while reply.status == "in_progress":
         reply = sdk.responses.retrieve(reply.id)
     check(reply)
@@ -201,8 +203,8 @@ def test_what_runs_in_the_background_can_be_cancelled(sdk: OpenAI, engine: FakeE
     assert sdk.responses.cancel(first.id).status == "cancelled"
     assert sdk.responses.retrieve(first.id).status == "cancelled"
     sdk.responses.delete(second.id)
-    sdk.models.list()
-    assert (len(engine.aborted), engine.running) == (2, set())
+    wait_for(lambda: len(engine.aborted) == 2)
+    assert engine.running == set()
 
 
 def test_a_failure_in_the_background_is_told(sdk: OpenAI, engine: FakeEngine) -> None:
