@@ -167,8 +167,8 @@ class FakeEngine:
                 yield output
         finally:
             if request_id in self.running:
+                self.aborted.append(request_id)  # first: who sees it run no more looks here
                 self.running.discard(request_id)
-                self.aborted.append(request_id)
 
     async def _outputs(
         self, prompt: list[int], params: SamplingParams, request_id: str

@@ -36,7 +36,7 @@ def test_while_long_texts_are_tokenised(model: Path, tmp_path: Path, path: str) 
         clients = [threading.Thread(target=ask, args=(root,)) for _ in range(NUM_CLIENTS)]
         for client in clients:
             client.start()
-        times = []
+        times: list[float] = []
         with httpx2.Client() as probe:
             while len(times) < 40 or len(others) <= NUM_CLIENTS:
                 start = time.perf_counter()

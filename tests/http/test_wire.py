@@ -277,7 +277,7 @@ def test_whoever_takes_nothing_is_cut_off(
         while not engine.aborted and time.monotonic() < deadline:
             time.sleep(0.05)
         assert engine.aborted
-    assert not engine.running
+    wait_for(lambda: not engine.running)
     wait_for(lambda: app.state.load.num_requests == 0)
 
 
