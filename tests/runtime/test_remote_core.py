@@ -416,11 +416,15 @@ def test_a_look_that_never_comes(ends: str) -> None:
     thread = EngineThread(remote_engine(statement=f"core.look = lambda deliver: {does}"))
     if ends == "is gone":
         os.kill(thread._engine._core.pid, signal.SIGKILL)  # type: ignore[attr-defined]
-    with pytest.raises(EngineDead):  # at once, of one that is known to be gone
-        found = thread.look()
+
+    def look() -> None:
+        found = thread.look()  # raises, if it is known to be gone
         if ends == "is shut down":
             thread.shutdown()
         found.result(30)
+
+    with pytest.raises(EngineDead):
+        look()
     thread.shutdown()
 
 
