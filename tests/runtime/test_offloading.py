@@ -291,6 +291,12 @@ def test_loads_are_measured_at_the_start(core: EngineCore) -> None:
     assert costs.report(2**20).startswith("Pages in host memory load at ")
 
 
+@pytest.fixture(autouse=True)
+def stops_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine leaves out nothing that is to be written."""
+    monkeypatch.setattr(disk_tier, "_SHORTEST_STOP", 60.0)
+
+
 def open_with_disk(source: ModelSource, compile_cache: str, folder: Path) -> EngineCore:
     few = {"kv_cache_memory_bytes": 28 * PAGE_BYTES, "max_model_len": 200}
     return make_core(source, compile_cache, **few, **HOST, kv_offloading_dir=str(folder))
