@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from flax import struct
@@ -90,18 +90,18 @@ def _layer_specs(config: ModelConfig, index: int) -> CohereLayerParams:
     return CohereLayerParams(
         norm=norm(f"{prefix}.input_layernorm", config.hidden_size),
         qkv=qkv_projection(attention, config, bias=bias),
-        q_norm=_head_norm(f"{attention}.q_norm", config.num_heads, config) if qk_norm else None,
-        k_norm=_head_norm(f"{attention}.k_norm", config.num_kv_heads, config) if qk_norm else None,
+        q_norm=_head_norm(f"{attention}.q_norm", config, "heads") if qk_norm else None,
+        k_norm=_head_norm(f"{attention}.k_norm", config, "key_heads") if qk_norm else None,
         out=out_projection(attention, config, bias=bias),
         gate_up=gate_up_projection(f"{prefix}.mlp", config, bias=False),
         down=down_projection(f"{prefix}.mlp", config, bias=False),
     )
 
 
-def _head_norm(name: str, heads: int, config: ModelConfig) -> Any:
+def _head_norm(name: str, config: ModelConfig, axis: Literal["heads", "key_heads"]) -> Any:
     """Description of the weight of a norm that each head has its own of."""
-    shape = (heads, config.head_dim)
-    return ParamSpec((Part(f"{name}.weight", shape, shape),), shape, ("heads", None), "ones")
+    shape = (config.num_heads if axis == "heads" else config.num_kv_heads, config.head_dim)
+    return ParamSpec((Part(f"{name}.weight", shape, shape),), shape, (axis, None), "ones")
 
 
 @partial(jax.jit, static_argnames=("config", "window"))

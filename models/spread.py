@@ -116,9 +116,10 @@ class SpreadExperts:
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatedSpec(ParamSpec):
-    """Fused projections [.., Hkv, G + 2, ..] for more devices than there are key/value heads.
+    """What key/value heads have, for more devices than there are of them.
 
-    Each of those takes its share of a group's query heads, and the group's key and value.
+    Of fused projections [.., Hkv, G + 2, ..] each device takes its share of a group's query heads,
+    and the group's key and value; of what belongs to keys alone [.., Hkv, ..], the group's.
 
     Attributes:
         of: as one device has them.
@@ -150,8 +151,12 @@ class RepeatedSpec(ParamSpec):
         """See `ParamSpec.assemble`."""
         return self._repeated(self.of.assemble(tensors, dtype))
 
-    def _repeated(self, fused: jax.Array) -> jax.Array:
-        axis = self.axes.index("kv_heads")
+    def _repeated(self, made: jax.Array) -> jax.Array:
+        if "key_heads" in self.axes:
+            return jnp.repeat(made, self.repeats, axis=self.axes.index("key_heads"))
+        return self._with_queries(made, self.axes.index("kv_heads"))
+
+    def _with_queries(self, fused: jax.Array, axis: int) -> jax.Array:
         heads, rows = fused.shape[axis : axis + 2]
         by_rows = jnp.moveaxis(fused, (axis, axis + 1), (0, 1))
         queries = by_rows[:, _Q].reshape(
@@ -193,10 +198,14 @@ def _with_repeats(specs: Any, config: ModelConfig, num_devices: int) -> Any:
         return specs
 
     def repeated(spec: ParamSpec) -> ParamSpec:
-        if "kv_heads" not in spec.axes:
+        shape = list(spec.shape)
+        if "key_heads" in spec.axes:
+            shape[spec.axes.index("key_heads")] = num_devices
+        elif "kv_heads" in spec.axes:
+            axis = spec.axes.index("kv_heads")
+            shape[axis : axis + 2] = num_devices, config.num_heads // num_devices + 2
+        else:
             return spec
-        axis, shape = spec.axes.index("kv_heads"), list(spec.shape)
-        shape[axis : axis + 2] = num_devices, config.num_heads // num_devices + 2
         return RepeatedSpec(
             parts=spec.parts,
             shape=tuple(shape),
@@ -246,7 +255,7 @@ def _uneven(node: Any, num_devices: int) -> str | None:
         for axis, size in zip(spec.axes, spec.shape, strict=True):
             if axis == "joint_heads":
                 return "all heads of its queries are normalised as one"
-            may_be_uneven = axis in (None, "vocab", "kv_heads")
+            may_be_uneven = axis in (None, "vocab", "kv_heads", "key_heads")
             if not may_be_uneven and size % num_devices:
                 name = spec.parts[0].name
                 return f"{name!r} is shared out along an axis of {size} ({axis})"

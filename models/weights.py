@@ -37,6 +37,7 @@ SHARDING_RULES = {
     "vocab": TENSOR,
     "heads": TENSOR,
     "kv_heads": TENSOR,
+    "key_heads": TENSOR,  # of what belongs to keys alone
     "mlp": TENSOR,
     "shared_mlp": TENSOR,  # of experts that stand beside a mixture, with which they are summed
     "experts": TENSOR,

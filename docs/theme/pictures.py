@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from docs.theme.drawing import Drawing
+from docs.theme.fleet_plots import fleet_routing, fleet_steps, fleet_streams
 
 FOLDER = Path(__file__).parents[1] / "pictures"
 COLOURS = ("blue", "orange", "green", "violet")
@@ -262,12 +263,13 @@ def house() -> Drawing:
     return drawing
 
 
-PICTURES = (waste, page_table, batching, chunks, prefix, buckets, overlap, house)
+DIAGRAMS = (waste, page_table, batching, chunks, prefix, buckets, overlap, house)
+PLOTS = (fleet_steps, fleet_streams, fleet_routing)
 
 
 def files() -> dict[Path, str]:
     """Each picture's file and content."""
-    return {FOLDER / f"{picture.__name__}.svg": picture().svg() for picture in PICTURES}
+    return {FOLDER / f"{picture.__name__}.svg": picture().svg() for picture in (*DIAGRAMS, *PLOTS)}
 
 
 if __name__ == "__main__":

@@ -78,7 +78,8 @@ class Found:
     """What a case did.
 
     Attributes:
-        away: the greatest difference of a log-probability from that of one device.
+        away: the greatest difference of a log-probability from that of one device, as a share of
+            the greatest of these: half a unit in the last place of weights moves answers so, too.
         from_golden: from that of transformers; None for other sizes.
         same: whether greedy tokens are those of one device.
         all_reduces, others: collectives of a decode step.
@@ -212,7 +213,7 @@ def run(case: Case, folder: Path) -> Found:
         chosen = table[np.arange(PROMPT - 1), prompt[1:]]
         from_golden = float(np.abs(chosen - golden["prompt_logprobs"][: PROMPT - 1]).max())
     return Found(
-        away=float(np.abs(table - expected).max()),
+        away=float(np.abs(table - expected).max() / np.abs(expected).max()),
         from_golden=from_golden,
         same=tokens == others,
         all_reduces=len(re.findall(r" all-reduce(?:-start)?\(", text)),
