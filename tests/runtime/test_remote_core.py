@@ -24,6 +24,7 @@ from paged.models.loading import CheckpointError
 from paged.runtime import async_engine as async_engine_module
 from paged.runtime import remote_core as remote_core_module
 from paged.runtime.async_engine import AsyncEngine
+from paged.runtime.ending import TIME_TO_CLOSE
 from paged.runtime.engine_thread import EngineThread
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.messages import EngineRequest, SequenceOutput
@@ -285,8 +286,7 @@ def test_closing_waits_as_long_as_the_process_says(monkeypatch: pytest.MonkeyPat
     remote.close()
     assert is_gone(remote.pid)
     first, *others = limits
-    own = remote_core_module.TIME_TO_CLOSE
-    assert first <= own < max(others) <= 40 + own
+    assert first <= TIME_TO_CLOSE < max(others) <= 40 + TIME_TO_CLOSE
     assert others[-1] < max(others), "later ones take nothing back"
 
 
