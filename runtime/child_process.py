@@ -11,13 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from paged.runtime.ending import TIME_TO_BE_KILLED
+from paged.runtime.ending import TIME_TO_BE_KILLED, TIME_TO_EXIT
 
 PEER_LOST = 75
 """Exit status of a process that ends because another host's part of its engine has."""
-
-# Seconds from losing the connection to a process until it must be gone.
-_TIME_TO_EXIT = 1.0
 
 
 class ChildProcess:
@@ -58,7 +55,7 @@ class ChildProcess:
 
     def how_it_ended(self) -> str:
         """What became of a process that has closed the connection."""
-        status = self._wait(_TIME_TO_EXIT)
+        status = self._wait(TIME_TO_EXIT)
         if status is None:
             return "the engine process hung up"
         if status == PEER_LOST:

@@ -160,8 +160,7 @@ class Peer:
         A prefill engine that works answers that at once.
         """
         handover.end("timeout", reason)
-        self._is_silent = True
-        self._cancel(handover)
+        self._cancel(handover, awaits_answer=True)
 
     def close(self) -> None:
         """End the connection and all that is under way on it. Idempotent."""
@@ -173,10 +172,12 @@ class Peer:
         for thread in self._threads:
             thread.join(_TIME_TO_END)
 
-    def _cancel(self, handover: Handover) -> None:
+    def _cancel(self, handover: Handover, *, awaits_answer: bool = False) -> None:
         with self._lock:
+            # Of one that is not live any more, all has been said: no answer would come.
             for number in [each for each, live in self._live.items() if live is handover]:
                 del self._live[number]
+                self._is_silent = self._is_silent or awaits_answer
                 if self._line is not None:
                     self._outbox.put((self._line, Cancel(number)))
 
@@ -237,13 +238,14 @@ class Peer:
 
     def _take(self, line: Line, message: Any) -> None:
         """Raises ValueError: it is none that may come now."""
-        self._is_silent = False
         if isinstance(message, Piece):
+            self._is_silent = False
             line.receive_into(self._place_of(message))
             return
         if not isinstance(message, Landed | Finished | Failed):
             raise ValueError(f"it sends {type(message).__name__} out of turn")
-        with self._lock:
+        with self._lock:  # together, else a handover that is given up now could end both
+            self._is_silent = False
             ends = not isinstance(message, Landed)
             handover = (self._live.pop if ends else self._live.get)(message.number, None)
         if handover is None:

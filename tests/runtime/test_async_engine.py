@@ -6,7 +6,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,18 @@ import pytest
 from paged.runtime import async_engine as async_engine_module
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.config import EngineConfig
+from paged.runtime.engine_thread import EngineThread, Stream
 from paged.runtime.errors import EngineDead, InvalidRequest
 from paged.runtime.outputs import RequestOutput
 from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
-from tests.runtime.fakes import FakeCore
+from tests.runtime.fakes import EOS, FakeCore, echo
 from tests.runtime.fakes import engine as fake_engine
-from tests.runtime.remote import comes_to_rest, thread_seconds
+from tests.runtime.remote import comes_to_rest, thread_seconds, wait_until
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
 ROOT = Path(__file__).parents[2]
 LONG = SamplingParams(max_tokens=150, output_kind=DELTA)
+ENDLESS = SamplingParams(max_tokens=10**6, output_kind=DELTA)  # however slow the machine is
 
 
 @pytest.fixture
@@ -40,6 +42,14 @@ def engine(core: FakeCore, monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncEng
     engine.shutdown()
     assert core.closed
     assert core.live == {}
+
+
+@pytest.fixture
+def tireless(core: FakeCore, monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncEngine]:
+    """One for requests that end by other means than their length."""
+    engine = make(core, monkeypatch, max_model_len=2 * 10**6)
+    yield engine
+    engine.shutdown()
 
 
 def make(core: FakeCore, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> AsyncEngine:
@@ -59,8 +69,23 @@ def text(outputs: list[RequestOutput]) -> str:
     return "".join(pieces)
 
 
+async def together(core: FakeCore, *requests: Coroutine[Any, Any, Any]) -> list[Any]:
+    """What requests come to that are all there before the second step."""
+    gate, on_step = threading.Event(), core.on_step
+
+    def held() -> None:
+        assert gate.wait(30)
+        on_step()
+
+    core.on_step = held
+    tasks = [asyncio.ensure_future(request) for request in requests]
+    await asyncio.sleep(0)  # each is on its way to the engine now
+    gate.set()
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -107,7 +132,7 @@ def test_from_config(core, monkeypatch):
 def test_many_requests_run_together(engine, core):
     async def run() -> list[list[RequestOutput]]:
         params = SamplingParams(max_tokens=20, output_kind=DELTA)
-        return await asyncio.gather(*(collect(engine, chr(97 + i), params) for i in range(20)))
+        return await together(core, *(collect(engine, chr(97 + i), params) for i in range(20)))
 
     results = asyncio.run(run())
     assert [text(outputs) for outputs in results] == [chr(97 + i) * 20 for i in range(20)]
@@ -121,33 +146,39 @@ def test_invalid_requests_fail_before_their_first_output(engine, core):
     assert nothing_left(engine, core)
 
 
-def test_an_id_in_use_is_refused_and_its_owner_lives_on(engine):
+def test_an_id_in_use_is_refused_and_its_owner_lives_on(tireless, core):
+    is_over = threading.Event()
+    core.next_token = lambda *place: EOS if is_over.is_set() else echo(*place)
+
     async def run() -> str:
-        first = engine.generate("ab", LONG, "same")
+        first = tireless.generate("ab", ENDLESS, "same")
         outputs = [await anext(first)]
         with pytest.raises(InvalidRequest) as caught:
-            await collect(engine, "cd", LONG, "same")
+            await collect(tireless, "cd", LONG, "same")
         assert caught.value.param == "request_id"
+        is_over.set()
         outputs += [output async for output in first]
-        await collect(engine, "cd", LONG, "same")
+        assert outputs[-1].outputs[0].finish_reason == "stop"
+        await collect(tireless, "cd", LONG, "same")
         return text(outputs)
 
-    assert asyncio.run(run()) == "ab" * 75
+    found = asyncio.run(run())
+    assert found == ("ab" * len(found))[: len(found)]
 
 
 async def leave_by_break(engine: AsyncEngine) -> None:
-    async for _ in engine.generate("ab", LONG):
+    async for _ in engine.generate("ab", ENDLESS):
         break
 
 
 async def leave_by_closing(engine: AsyncEngine) -> None:
-    async with aclosing(engine.generate("ab", LONG)) as stream:
+    async with aclosing(engine.generate("ab", ENDLESS)) as stream:
         await anext(stream)
 
 
 async def leave_by_error(engine: AsyncEngine) -> None:
     async def consume() -> None:
-        async for _ in engine.generate("ab", LONG):
+        async for _ in engine.generate("ab", ENDLESS):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -155,7 +186,7 @@ async def leave_by_error(engine: AsyncEngine) -> None:
 
 
 async def leave_by_cancellation(engine: AsyncEngine) -> None:
-    task = asyncio.create_task(collect(engine, "ab", LONG))
+    task = asyncio.create_task(collect(engine, "ab", ENDLESS))
     await asyncio.sleep(0.02)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -165,37 +196,41 @@ async def leave_by_cancellation(engine: AsyncEngine) -> None:
 async def leave_by_timeout(engine: AsyncEngine) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
-            await collect(engine, "ab", LONG)
+            await collect(engine, "ab", ENDLESS)
 
 
 @pytest.mark.parametrize(
     "leave",
     [leave_by_break, leave_by_closing, leave_by_error, leave_by_cancellation, leave_by_timeout],
 )
-def test_leaving_aborts_within_a_step(engine, core, leave):
-    core.step_time = 0.02  # so that nobody is too late to leave
+def test_leaving_aborts_within_a_step(tireless, core, leave, monkeypatch):
+    core.step_time = 0.005
+    steps: list[int] = []
+    leave_stream = EngineThread.leave
+
+    def left(thread: EngineThread, stream: Stream) -> None:
+        leave_stream(thread, stream)
+        steps.append(core.num_steps)
+
+    monkeypatch.setattr(EngineThread, "leave", left)
 
     async def run() -> None:
-        await leave(engine)
-        await asyncio.sleep(0)  # a generator that was dropped is closed by the loop
-        steps = core.num_steps
-        await until(lambda: core.aborted)
-        assert core.num_steps <= steps + 2
-        await until(lambda: nothing_left(engine, core))
+        await leave(tireless)
+        await until(lambda: steps and nothing_left(tireless, core) and not core.has_work)
+        assert core.aborted
+        assert core.num_steps <= steps[0] + 2
 
     asyncio.run(run())
 
 
-def test_abort_ends_the_stream(engine, core):
-    core.step_time = 0.02  # so that it is not too late for it
-
+def test_abort_ends_the_stream(tireless, core):
     async def run() -> list[RequestOutput]:
-        task = asyncio.create_task(collect(engine, "ab", LONG, "r"))
+        task = asyncio.create_task(collect(tireless, "ab", ENDLESS, "r"))
         await until(lambda: core.live)
-        await engine.abort("r")
+        await tireless.abort("r")
         assert core.live == {}
-        await engine.abort("r")
-        await engine.abort("never was")
+        await tireless.abort("r")
+        await tireless.abort("never was")
         return await task
 
     outputs = asyncio.run(run())
@@ -222,6 +257,7 @@ def test_a_slow_consumer_delays_nobody_and_loses_nothing(engine, core, kind):
             quick = await collect(engine, "x" * 10, SamplingParams(max_tokens=10))
             assert quick[-1].outputs[0].text == "x" * 10
             await until(lambda: not core.live)
+            await engine.reset_prefix_cache()  # between two steps: all news are delivered
         return outputs
 
     outputs = asyncio.run(run())
@@ -259,14 +295,14 @@ def test_several_event_loops(engine):
     assert results == {number: chr(97 + number) * 150 for number in range(4)}
 
 
-def test_a_closed_event_loop_takes_its_requests_along(engine, core):
+def test_a_closed_event_loop_takes_its_requests_along(tireless, core):
     loop = asyncio.new_event_loop()
-    stream = engine.generate("ab", LONG)
+    stream = tireless.generate("ab", ENDLESS)
     loop.run_until_complete(anext(stream))
     loop.close()
-    asyncio.run(until(lambda: nothing_left(engine, core)))
+    asyncio.run(until(lambda: nothing_left(tireless, core)))
     assert core.aborted
-    assert asyncio.run(collect(engine, "ab"))[-1].finished
+    assert asyncio.run(collect(tireless, "ab"))[-1].finished
 
 
 def test_death_reaches_everyone(core, monkeypatch):
@@ -274,15 +310,13 @@ def test_death_reaches_everyone(core, monkeypatch):
     engine = make(core, monkeypatch)
 
     async def run() -> list[Any]:
-        requests = [collect(engine, "ab", LONG) for _ in range(5)]
-        return await asyncio.gather(*requests, return_exceptions=True)
+        return await together(core, *(collect(engine, "ab", LONG) for _ in range(5)))
 
     for outputs in asyncio.run(run()):
         assert outputs[-1].finished
         assert outputs[-1].outputs[0].finish_reason == "error"
         assert outputs[-1].outputs[0].error == "the device fell off"
-    asyncio.run(until(lambda: engine.errored))
-    check_dead(engine, "the device fell off")
+    check_dies(engine, "the device fell off")
     assert isinstance(engine.dead_error, EngineDead)
     engine.shutdown()
 
@@ -293,10 +327,9 @@ def test_a_death_that_ends_no_request_is_noticed(core, monkeypatch):
             core.dies_at = core.num_steps
 
     core.on_step = die_for_nobody
-    engine = make(core, monkeypatch)
+    engine = make(core, monkeypatch, max_model_len=2 * 10**6)
     asyncio.run(leave_by_break(engine))
-    asyncio.run(until(lambda: engine.errored))
-    check_dead(engine, "the device fell off")
+    check_dies(engine, "the device fell off")
     engine.shutdown()
 
 
@@ -322,6 +355,13 @@ def test_an_unexpected_failure_kills_too(core, monkeypatch, caplog):
     assert core.closed
 
 
+def check_dies(engine: AsyncEngine, reason: str) -> None:
+    """It says why as soon as it knows, and takes calls until a moment later."""
+    wait_until(lambda: not engine.is_running)
+    assert engine.errored
+    check_dead(engine, reason)
+
+
 def check_dead(engine: AsyncEngine, reason: str) -> None:
     assert not engine.is_running
     with pytest.raises(EngineDead, match=reason):
@@ -333,10 +373,10 @@ def check_dead(engine: AsyncEngine, reason: str) -> None:
 
 
 def test_shutdown_ends_running_requests(core, monkeypatch):
-    engine = make(core, monkeypatch)
+    engine = make(core, monkeypatch, max_model_len=2 * 10**6)
 
     async def run() -> list[list[RequestOutput]]:
-        tasks = [asyncio.create_task(collect(engine, "ab", LONG)) for _ in range(3)]
+        tasks = [asyncio.create_task(collect(engine, "ab", ENDLESS)) for _ in range(3)]
         await until(lambda: len(core.live) == 3)
         engine.shutdown()
         engine.shutdown()
@@ -355,7 +395,7 @@ def test_a_forgotten_engine_shuts_down(core, monkeypatch):
     thread = engine._keeper.thread._thread
     del engine
     gc.collect()
-    thread.join(timeout=5)
+    thread.join(timeout=30)
     assert not thread.is_alive()
     assert core.closed
 
@@ -382,14 +422,14 @@ def test_the_interpreters_exit_shuts_down():
     assert (run.stdout, run.returncode) == ("False\nclosed\n", 0), run.stderr
 
 
-def test_calls_between_steps(engine, core):
-    assert asyncio.run(engine.reset_prefix_cache()) is True
+def test_calls_between_steps(tireless):
+    assert asyncio.run(tireless.reset_prefix_cache()) is True
 
     async def run() -> bool:
-        async with aclosing(engine.generate("ab", LONG)) as stream:
+        async with aclosing(tireless.generate("ab", ENDLESS)) as stream:
             await anext(stream)
-            assert engine.stats().num_running == 1
-            return await engine.reset_prefix_cache()
+            assert tireless.stats().num_running == 1
+            return await tireless.reset_prefix_cache()
 
     assert asyncio.run(run()) is False
 
@@ -497,4 +537,4 @@ def test_whatever_is_wrong_with_a_request_ends_that_one_alone(
 
     assert asyncio.run(run())[-1].finished
     assert engine.is_running
-    assert nothing_left(engine, core)
+    wait_until(lambda: nothing_left(engine, core))

@@ -3,8 +3,9 @@
 import json
 import os
 import signal
+import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -14,6 +15,7 @@ from benchmarks import offline_baselines, on_a_gpu
 from benchmarks.on_a_gpu import ROOT, STAGES, Stage
 from paged.runtime.core import EngineCore
 from tests.runtime.fakes import FakeCore
+from tests.runtime.remote import is_gone, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -42,29 +44,28 @@ def test_stages_run_in_order_and_are_summed_up(
     assert (tmp_path / "good" / "made").exists()
 
 
-def test_a_stage_ends_with_what_it_started(tmp_path: Path) -> None:
+def test_a_stage_ends_with_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def its_time_is_over(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if timeout is None:
+            return wait(process)
+        wait_until((tmp_path / "long.log").read_text)
+        raise subprocess.TimeoutExpired("long", timeout)
+
+    wait = subprocess.Popen.wait
+    monkeypatch.setattr(subprocess.Popen, "wait", its_time_is_over)
     code = (
         "import subprocess, sys, time\n"
         "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)\n"
         "time.sleep(600)"
     )
-    outcome = on_a_gpu.run(stage("long", code, seconds=3), tmp_path, 600)
+    outcome = on_a_gpu.run(stage("long", code), tmp_path, 600)
     assert outcome.result == "ended"
     child = int((tmp_path / "long.log").read_text())
-    for _ in range(100):
-        if not _runs(child):
-            return
-        time.sleep(0.1)
-    os.kill(child, signal.SIGKILL)
-    pytest.fail("it still runs")
-
-
-def _runs(pid: int) -> bool:
-    """Whether there is such a process, and it is no zombie that nobody waits for."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+        wait_until(lambda: is_gone(child))
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
 
 
 def test_what_time_does_not_hold_is_left_out(tmp_path: Path) -> None:

@@ -51,9 +51,9 @@ def test_each_gets_its_own_news(cores: tuple[RemoteCore, RemoteCore]) -> None:
 
 def test_an_abort_is_heard_by_the_engine(cores: tuple[RemoteCore, RemoteCore]) -> None:
     first, joined = cores
-    joined.add(make_request("a", max_tokens=900))
-    joined.add(make_request("b", n=2, max_tokens=900))
-    joined.step()
+    joined.add(make_request("a", max_tokens=10**6))
+    joined.add(make_request("b", n=2, max_tokens=10**6))
+    wait_until(lambda: _num_running(first) == 3)
     for name, index in (("a", None), ("b", 0), ("b", 1)):
         assert joined.abort(name, index)
     wait_until(lambda: _num_running(first) == 0)
@@ -61,7 +61,7 @@ def test_an_abort_is_heard_by_the_engine(cores: tuple[RemoteCore, RemoteCore]) -
 
 def test_whoever_leaves_takes_its_requests_along(cores: tuple[RemoteCore, RemoteCore]) -> None:
     first, joined = cores
-    joined.add(make_request("a", max_tokens=900))
+    joined.add(make_request("a", max_tokens=10**6))
     wait_until(lambda: _num_running(first) == 1)
     joined.close()
     wait_until(lambda: _num_running(first) == 0)
@@ -71,7 +71,7 @@ def test_whoever_leaves_takes_its_requests_along(cores: tuple[RemoteCore, Remote
 
 def test_all_hear_of_the_end(cores: tuple[RemoteCore, RemoteCore]) -> None:
     first, joined = cores
-    joined.add(make_request("a", max_tokens=900))
+    joined.add(make_request("a", max_tokens=10**6))
     first.close()
     assert to_the_end(joined, 1)[-1].finish_reason == "error"
     with pytest.raises(EngineDead):

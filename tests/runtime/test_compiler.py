@@ -27,7 +27,7 @@ def test_after_an_error_no_program_is_begun(
         return "program"
 
     def interrupted(futures: object) -> Iterator[Any]:
-        assert begun.acquire(timeout=10)
+        assert begun.acquire(timeout=30)
         raise error
 
     monkeypatch.setattr(compiler, "load_or_compile", compile_slowly)

@@ -74,7 +74,7 @@ def test_a_batch_in_a_process_is_ended() -> None:
     wait_until(lambda: engine.stats().num_running)
     engine.shutdown()
     assert is_gone(runner.pid)
-    assert future.exception(0) is not None
+    assert future.exception(30) is not None
     assert engine.dead_error is None
 
 

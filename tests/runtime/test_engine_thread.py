@@ -15,7 +15,7 @@ def test_it_is_woken_in_a_process_that_was_started_without_standard_input() -> N
     try:
         thread = EngineThread(engine(FakeCore()))
         assert thread._bell == 0
-        assert thread.call(lambda engine: engine.stats().num_running).result(10) == 0
+        assert thread.call(lambda engine: engine.stats().num_running).result(30) == 0
         thread.shutdown()
     finally:
         os.dup2(kept, 0)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from threading import Event
@@ -21,7 +21,13 @@ from paged.runtime.errors import ConfigError, EngineDead, EngineRestarting
 from paged.runtime.keeper import Keeper, Keeping
 from paged.runtime.sampling_params import SamplingParams
 from tests.runtime.fakes import FakeCore, front
-from tests.runtime.remote import fake_remote, is_gone, wait_until
+from tests.runtime.remote import (
+    comes_to_rest,
+    fake_remote,
+    is_gone,
+    thread_seconds,
+    wait_until,
+)
 
 KEEPING = Keeping(step_timeout=60, max_restarts=2)
 HASTY = Keeping(step_timeout=0.6, max_restarts=2)
@@ -36,11 +42,15 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def engine(
-    monkeypatch: pytest.MonkeyPatch, settings: str = "", keeping: Keeping = KEEPING
+    monkeypatch: pytest.MonkeyPatch,
+    settings: str = "",
+    keeping: Keeping = KEEPING,
+    before_another: Callable[[], object] = lambda: None,
 ) -> Iterator[AsyncEngine]:
     """One around a fake core in a process, which is replaced by a sound one."""
 
     def again(*_: object) -> Engine:
+        before_another()
         return Engine(fake_remote(), front())
 
     path = "paged.runtime.async_engine"
@@ -59,9 +69,9 @@ def thread_of(core: Core) -> EngineThread:
     return EngineThread(Engine(core, front()))
 
 
-def ask(kept: AsyncEngine) -> str | None:
+def ask(kept: AsyncEngine, params: SamplingParams = PARAMS) -> str | None:
     async def run() -> str | None:
-        async for output in kept.generate("abc", PARAMS):
+        async for output in kept.generate("abc", params):
             last = output.outputs[0]
         return last.finish_reason
 
@@ -85,14 +95,15 @@ def test_a_step_that_fails_is_the_end_of_one_engine(monkeypatch: pytest.MonkeyPa
 
 
 def test_meanwhile_requests_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FIRST_DELAY", 0.5)
-    with engine(monkeypatch) as kept:
+    seen = Event()
+    with engine(monkeypatch, before_another=lambda: seen.wait(30)) as kept:
         os.kill(pid(kept), signal.SIGKILL)
         wait_until(lambda: kept.trouble is not None)
         assert kept.trouble == "has stopped and is being restarted"
         assert not kept.errored
         with pytest.raises(EngineRestarting, match="Killed"):
             ask(kept)
+        seen.set()
         wait_until(lambda: kept.trouble is None)
         assert ask(kept) == "length"
 
@@ -103,6 +114,7 @@ def test_a_step_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
         start = time.monotonic()
         assert ask(kept) == "error"
         assert 0.5 < time.monotonic() - start < 30
+        kept._keeper._keeping = KEEPING  # a sound one may take its time
         wait_until(lambda: kept.stats().num_restarts == 1)
         assert ask(kept) == "length"
 
@@ -124,23 +136,26 @@ def test_what_cannot_be_ended_is_told_so_once(monkeypatch: pytest.MonkeyPatch) -
     asyncio.run(run())
     wait_until(lambda: told)
     time.sleep(0.3)
-    gate.set()
     assert len(told) == 1
+    gate.set()
     keeper.shutdown()
 
 
 def test_the_first_steps_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ALLOWANCE", 100)
     slow = "on_step=lambda: time.sleep(core.num_steps == 1 and 1.2)"
     with engine(monkeypatch, slow, keeping=HASTY) as kept:
-        assert ask(kept) == "length"
+        assert ask(kept, SamplingParams(max_tokens=1)) == "length"  # in two steps
         assert kept.stats().num_restarts == 0
 
 
 def test_an_engine_without_work_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    with engine(monkeypatch, keeping=Keeping(step_timeout=0.5, max_restarts=1)) as kept:
+    with engine(monkeypatch) as kept:
         for _ in range(2):
             assert ask(kept) == "length"
-            time.sleep(0.8)
+            comes_to_rest(lambda: thread_seconds(kept._keeper.thread._thread))
+            kept._keeper.thread._last_news -= 10_000  # as if all that time had passed
+            time.sleep(0.1)
             assert kept.trouble is None
         assert kept.stats().num_restarts == 0
 
@@ -203,16 +218,16 @@ def test_another_is_started_when_the_one_before_is_gone() -> None:
 
 
 def test_a_shutdown_while_another_is_started() -> None:
-    made: list[FakeCore] = []
+    begun, may_end, core = Event(), Event(), FakeCore()
 
     def again() -> EngineThread:
-        time.sleep(0.3)
-        made.append(FakeCore())
-        return thread_of(made[0])
+        begun.set()
+        assert may_end.wait(30)
+        return thread_of(core)
 
     keeper = Keeper(thread_of(fake_remote()), again, Keeping(60, 1))
     keeper.thread.kill("it had to")
-    wait_until(lambda: keeper.is_restarting)
-    time.sleep(0.1)
+    assert begun.wait(30)
     keeper.shutdown()
-    wait_until(lambda: bool(made) and made[0].closed)
+    may_end.set()
+    wait_until(lambda: core.closed)

@@ -1,6 +1,7 @@
 """LLM and AsyncEngine over the real core, on a tiny random model that speaks bytes."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from contextlib import aclosing
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from paged.runtime.async_engine import AsyncEngine
 from paged.runtime.llm import LLM
+from paged.runtime.messages import SequenceOutput
 from paged.runtime.outputs import RequestOutput
 from paged.runtime.sampling_params import RequestOutputKind, SamplingParams
 from tests.runtime.fakes import EOS, write_model
@@ -115,17 +117,30 @@ def test_the_models_own_parameters(llm):
     assert len(output.outputs[0].token_ids) <= 6
 
 
-def test_leaving_gives_the_pages_back(engine):
+def test_leaving_gives_the_pages_back(engine, monkeypatch):
+    core = engine._keeper.thread._engine._core
+    step, told, has_left = core.step, list[SequenceOutput](), threading.Event()
+
+    def until_the_first_token() -> list[SequenceOutput]:
+        """Else it might be over before anybody looks."""
+        assert not told or has_left.wait(30)
+        news = step()
+        told.extend(news)
+        return news
+
+    monkeypatch.setattr(core, "step", until_the_first_token)
+
     async def run() -> None:
         params = SamplingParams(max_tokens=100, ignore_eos=True)
         async with aclosing(engine.generate("abc", params)) as stream:
             await anext(stream)
             assert engine.stats().num_running == 1
+        has_left.set()
         while engine.stats().num_running or engine.stats().kv_cache_usage:
             await asyncio.sleep(0.001)
         assert await engine.reset_prefix_cache()
 
-    asyncio.run(asyncio.wait_for(run(), timeout=20))
+    asyncio.run(asyncio.wait_for(run(), timeout=60))
 
 
 def test_token_ids_alone(flags):

@@ -19,6 +19,7 @@ from paged.runtime.hosts.handshake import admit
 from paged.runtime.hosts.messages import Call, End, Packed, ToLeader
 from paged.runtime.line import Line
 from tests.runtime.hosts.lines import line_pair
+from tests.runtime.remote import wait_until
 
 FACTS = {"the model": "a"}
 TIMEOUT = 20
@@ -30,18 +31,19 @@ def config_at(port: int) -> EngineConfig:
 
 def test_rank_0_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """At first there is nobody, then somebody who hangs up."""
-    monkeypatch.setattr(follower, "_BETWEEN_TRIES", 0.01)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    with ThreadPoolExecutor(1) as threads:
-        joining = threads.submit(_join, config_at(port), FACTS)
-        with socket.create_server(("127.0.0.1", port)) as server:
-            server.settimeout(TIMEOUT)
-            server.accept()[0].close()
-            line = Line(server.accept()[0], ToLeader)
-            assert admit(line, FACTS) == 1
-            joining.result(TIMEOUT).close()
-            line.close()
+    tries: list[float] = []
+    monkeypatch.setattr(follower, "time", SimpleNamespace(sleep=tries.append))
+    with socket.socket() as server, ThreadPoolExecutor(1) as threads:
+        server.bind(("127.0.0.1", 0))  # nobody else has the port, and nobody listens there
+        joining = threads.submit(_join, config_at(server.getsockname()[1]), FACTS)
+        wait_until(lambda: len(tries) > 1)
+        server.listen()
+        server.settimeout(TIMEOUT)
+        server.accept()[0].close()
+        line = Line(server.accept()[0], ToLeader)
+        assert admit(line, FACTS) == 1
+        joining.result(TIMEOUT).close()
+        line.close()
 
 
 def test_a_refusal_is_no_reason_to_try_again() -> None:

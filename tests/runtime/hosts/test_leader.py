@@ -91,10 +91,11 @@ def test_calls_are_told_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_rank_that_cannot_load_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    with one_follower(monkeypatch) as (followers, theirs, _):
+    with one_follower(monkeypatch) as (followers, theirs, ended):
         theirs.send(Failing("no room"))
         with pytest.raises(EngineDead, match=r"rank 1 of 2 \(there\) cannot go on: no room"):
             followers.await_ready()
+        assert ended.get(timeout=TIMEOUT) == PEER_LOST
 
 
 def test_this_process_ends_when_another_one_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

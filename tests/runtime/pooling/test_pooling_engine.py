@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
 import weakref
 from concurrent.futures import CancelledError
 
@@ -15,6 +14,7 @@ import pytest
 from paged.runtime.errors import EngineDead, InvalidRequest, Unsupported
 from paged.runtime.pooling.comparison import pair_up
 from tests.runtime.pooling.pooling_fakes import LETTERS, FakeRunner, pooling_engine
+from tests.runtime.remote import wait_until
 
 SECONDS = 20
 
@@ -151,7 +151,7 @@ def test_shutdown_ends_what_runs_and_what_waits(engine, runner):
     waiting = engine.embed(engine.reader.texts(["b" * 20]))
     stopper = threading.Thread(target=engine.shutdown)
     stopper.start()
-    time.sleep(0.05)
+    wait_until(lambda: engine._keeper.thread._closed)
     runner.gate.set()
     stopper.join(SECONDS)
     for future in (running, waiting):

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Event
 
 import numpy as np
 import pytest
@@ -73,13 +74,20 @@ def test_one_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "_FIRST_STEPS", 0)
     monkeypatch.setattr(keeper, "_FIRST_DELAY", 0.01)
     runner = remote_runner("pause=60")
-    engine = remote_engine(runner, Keeping(step_timeout=1, max_restarts=1), FakeRunner)
+    seen = Event()
+
+    def again() -> FakeRunner:
+        assert seen.wait(30)
+        return FakeRunner()
+
+    engine = remote_engine(runner, Keeping(step_timeout=1, max_restarts=1), again)
     future = engine.embed(engine.reader.texts(["a"]))
     wait_until(lambda: engine.trouble is not None)
+    seen.set()
     assert "no step has finished" in str(future.exception(SECONDS))
-    wait_until(lambda: engine.trouble is None, SECONDS)
+    wait_until(lambda: engine.stats().num_restarts == 1)
+    assert engine._keeper.thread.dead_error is None
     assert len(vectors(engine)) == len(TEXTS)
-    assert engine.stats().num_restarts == 1
     assert is_gone(runner.pid)
     engine.shutdown()
 

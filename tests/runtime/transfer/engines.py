@@ -13,14 +13,19 @@ import pytest
 
 from paged.models.loading import ModelSource
 from paged.runtime.core import EngineCore
+from paged.runtime.line import Line
 from paged.runtime.load_costs import FREE
 from paged.runtime.messages import EngineRequest, TransferStats
 from paged.runtime.runner import StepRunner
+from paged.runtime.transfer.door import Gone
+from paged.runtime.transfer.messages import Cancel
 from tests.runtime.remote import wait_until
 from tests.runtime.test_core import make_core, run
 
 LEAST = 16
 """Tokens above which the prefill engine is asked."""
+
+_NOBODYS = 2**40  # the number of no prompt
 
 Tokens = dict[tuple[str, int], list[int]]
 
@@ -75,6 +80,31 @@ class Pair:
     def stats(self) -> TransferStats:
         """Of the decode engine."""
         return self.decode.stats().transfer
+
+    def hear_all(self) -> None:
+        """Wait until the prefill engine has heard what it was sent, and ends of connections.
+
+        Else what a test before has cancelled would come as the news that another waits for.
+        """
+        door, told = self.prefill.served._door, set[Line]()
+        assert door is not None
+        [peer] = self.decode.remote._peers
+
+        def is_heard() -> bool:
+            line = peer._line
+            if line is not None and line not in told:
+                told.add(line)
+                peer._outbox.put((line, Cancel(_NOBODYS)))
+            serving = [t for t in threading.enumerate() if t.name.startswith("paged-decode-")]
+            heard = [each for each in list(door._news) if isinstance(each, Gone)]
+            return len(serving) == 1 and any(each.number == _NOBODYS for each in heard)
+
+        wait_until(is_heard)
+
+    def num_computed(self) -> int:
+        """Tokens of prompts that the prefill engine has computed, when it has nothing left."""
+        wait_until(self.prefill_is_idle)
+        return self.prefill.stats().prompt_tokens
 
     def settle(self) -> None:
         """Have the prefill engine do what is left to it, and both forget everything."""

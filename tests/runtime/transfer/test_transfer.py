@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import select
 import threading
-import time
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -35,6 +35,7 @@ from tests.runtime.test_core import (
     source,
     tokens_of,
 )
+from tests.runtime.test_gate import stopped_clock
 from tests.runtime.test_offloading import source_of
 from tests.runtime.transfer.engines import LEAST, Pair, opened
 from tests.runtime.transfer.test_transfer_landing import mapped
@@ -56,6 +57,7 @@ def engines(source: ModelSource, compile_cache: str) -> Iterator[Pair]:
 def pair(engines: Pair) -> Iterator[Pair]:
     """As new, and left with nothing on the way."""
     engines.await_connection()
+    engines.hear_all()
     engines.settle()
     yield engines
     engines.settle()
@@ -138,24 +140,25 @@ def _until_done(pair: Pair, name: str, request: Any) -> list[Any]:
 def test_what_is_cached_is_neither_asked_for_nor_computed_again(pair: Pair) -> None:
     with pair.working():
         run(pair.decode, LONG)
-        longer = replace(LONG, prompt_token_ids=[*LONG.prompt_token_ids, *prompt_of(40)])
-        before, received = pair.prefill.stats(), pair.stats.bytes_received
+    longer = replace(LONG, prompt_token_ids=[*LONG.prompt_token_ids, *prompt_of(40)])
+    before, received = pair.num_computed(), pair.stats.bytes_received
+    with pair.working():
         run(pair.decode, longer)
         assert pair.stats.bytes_received - received == 5 * PAGE_BYTES, "pages 16 to 20, of 170"
         pair.decode.reset_prefix_cache()
         run(pair.decode, LONG)
-        num_computed = pair.prefill.stats().prompt_tokens - before.prompt_tokens
-        assert num_computed <= 41 + 1, "the prefill engine has a cache, too"
+    assert pair.num_computed() - before <= 41 + 1, "the prefill engine has a cache, too"
 
 
 def test_salts_are_kept_apart(pair: Pair) -> None:
     salted = replace(LONG, cache_salt="a")
     with pair.working():
         run(pair.decode, salted)
-        before = pair.prefill.stats().prompt_tokens
-        pair.decode.reset_prefix_cache()
+    before = pair.num_computed()
+    pair.decode.reset_prefix_cache()
+    with pair.working():
         run(pair.decode, LONG)
-        assert pair.prefill.stats().prompt_tokens - before == 129
+    assert pair.num_computed() - before == 129
 
 
 def test_a_prompt_to_be_scored_is_computed_here(pair: Pair) -> None:
@@ -209,16 +212,19 @@ def test_an_idle_prefill_engine_is_woken(pair: Pair) -> None:
     assert descriptor is not None
     assert not select.select([descriptor], [], [], 0)[0]
     pair.decode.add(LONG)
-    assert select.select([descriptor], [], [], 10)[0]
+    assert select.select([descriptor], [], [], 30)[0]
     assert pair.prefill.has_work
     pair.decode.abort("long")
     drain(pair.decode)
 
 
-def test_a_deadline_ends_the_wait(pair: Pair) -> None:
+def test_a_deadline_ends_the_wait(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     before = pair.stats.outcomes
-    terms = replace(LONG.terms, deadline=time.monotonic() + 0.1)
+    clock = stopped_clock(monkeypatch)
+    terms = replace(LONG.terms, deadline=clock.now + 0.1)
     pair.decode.add(replace(LONG, terms=terms))
+    assert pair.decode.step() == []
+    clock.now += 0.2
     [news] = drain(pair.decode)
     assert news.finish_reason == "timeout"
     assert outcomes(pair, before) == {"aborted": 1}
@@ -234,7 +240,8 @@ def test_a_prefill_engine_that_is_silent_is_not_waited_for(
     pair.prefill.step()  # a chunk comes, and no more
     assert tokens_of(drain(pair.decode)) == expected
     assert outcomes(pair, before) == {"timeout": 1}
-    assert "nothing was heard for 0.1 s (timeout): the rest of a prompt is comp" in caplog.text
+    said = r"nothing was heard for \d+\.\d s \(timeout\): the rest of a prompt is comp"
+    assert re.search(said, caplog.text)
 
 
 def test_a_prefill_engine_that_is_silent_is_asked_again_when_it_is_heard(
@@ -290,7 +297,7 @@ def test_a_connection_that_is_lost_in_the_middle(
     assert tokens_of(drain(pair.decode)) == expected
     assert outcomes(pair, before) == {"lost": 1}
     assert pair.decode.stats().prompt_tokens - computed <= 130
-    assert " is lost: " in caplog.text
+    wait_until(lambda: " is lost: " in caplog.text)
     pair.await_connection()
     with pair.working():
         pair.decode.reset_prefix_cache()
@@ -375,7 +382,7 @@ def test_another_model_is_refused_with_both_values(
     peer = Peer(server, facts | {name: value}, runner.page_parts, runner.host.stack)
     said = f"{name} is {value} on the decode engine and {facts[name]} on the prefill engine"
     wait_until(lambda: f"{server} refuses this engine: {said}" in caplog.text)
-    assert f"is not admitted: {said}" in caplog.text
+    wait_until(lambda: f"is not admitted: {said}" in caplog.text)
     assert not peer.can_be_asked
     peer.close()
 

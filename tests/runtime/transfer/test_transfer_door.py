@@ -6,8 +6,9 @@ import errno
 import logging
 import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import msgspec
@@ -70,9 +71,10 @@ def test_nonsense_is_a_line_in_the_log_and_no_more(
     """Warnings are errors in tests, and so is what a thread raises."""
     with socket.create_connection(("127.0.0.1", opened.port), 10) as stranger:
         stranger.sendall(NONSENSE[name])
-        stranger.shutdown(socket.SHUT_WR)
-        while stranger.recv(2**16):
-            pass
+        with suppress(OSError):  # it may have been shown out already
+            stranger.shutdown(socket.SHUT_WR)
+            while stranger.recv(2**16):
+                pass
     wait_until(lambda: "is not admitted: " in caplog.text)
     come_in(opened).close()
 
@@ -96,7 +98,7 @@ def test_who_says_nothing_does_not_keep_a_place(
     monkeypatch.setattr(handshake, "TIME_TO_ANSWER", 0.1)
     with socket.create_connection(("127.0.0.1", opened.port), 10):
         wait_until(lambda: "is not admitted: timed out" in caplog.text)
-        assert not opened._lines
+        wait_until(lambda: not opened._lines)
 
 
 def test_one_more_than_there_is_room_for(
@@ -111,9 +113,9 @@ def test_one_more_than_there_is_room_for(
         with pytest.raises((EOFError, ConnectionError)):
             come_in(opened)
         wait_until(lambda: "is not served: 3 others are connected" in caplog.text)
-        assert opened.num_connected == 3
+        wait_until(lambda: opened.num_connected == 3)  # each is, a moment after it is welcomed
         lines[0].close()
-        wait_until(lambda: opened.num_connected == 2)
+        wait_until(lambda: len(opened._lines) == 2)
         inside.callback(come_in(opened).close)
 
 
@@ -148,9 +150,10 @@ def test_without_descriptors_the_door_does_not_spin(
     monkeypatch.setattr(door, "_AFTER_FAILURE", 0.05)
     opened = Door(Exhausted(), FACTS, PAGE, (None,))
     wait_until(lambda: tries > 2)
-    first = tries
+    first, began = tries, time.monotonic()
     threading.Event().wait(0.5)
-    assert tries - first < 12
+    more = tries - first
+    assert more <= (time.monotonic() - began) / 0.05 + 2
     opened.close()
     assert "is not served: [Errno 24] Too many open files" in caplog.text
     opened._thread.join(10)

@@ -184,6 +184,16 @@ def test_a_server_that_was_silent_and_has_come_back_is_asked(server: Server) -> 
     server.admit().close()
 
 
+def test_a_server_whose_last_word_came_as_it_was_given_up_is_asked(server: Server) -> None:
+    """It has nothing left to say, which would be waited for in vain."""
+    line, handover = server.admit(), server.ask()
+    line.send(Finished(line.receive(within=10).number))
+    assert handover.outcome.result(10).name == "done"
+    server.peer.give_up(handover, "nothing was heard")
+    assert server.peer.can_be_asked
+    line.close()
+
+
 def test_reasons_are_one_line(server: Server) -> None:
     """What XLA says of an error has many."""
     line, handover = server.admit(), server.ask()
