@@ -3,10 +3,11 @@
 import shutil
 import subprocess
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 
+import httpx2
 import pytest
-from httpx2._config import DEFAULT_TIMEOUT_CONFIG
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
@@ -18,8 +19,10 @@ from tests.http.fakes import FakeEngine, serving
 @pytest.fixture(autouse=True, scope="session")
 def patient_clients() -> None:
     """A busy machine may take longer to answer than the five seconds that clients wait."""
+    shared = signature(httpx2.get).parameters["timeout"].default
     for part in ("connect", "read", "write", "pool"):
-        setattr(DEFAULT_TIMEOUT_CONFIG, part, 60.0)
+        setattr(shared, part, 60.0)
+    assert httpx2.Client().timeout.read == 60.0
 
 
 @pytest.fixture
