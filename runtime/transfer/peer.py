@@ -177,7 +177,7 @@ class Peer:
             # Of one that is not live any more, all has been said: no answer would come.
             for number in [each for each, live in self._live.items() if live is handover]:
                 del self._live[number]
-                self._is_silent = self._is_silent or awaits_answer
+                self._is_silent |= awaits_answer
                 if self._line is not None:
                     self._outbox.put((self._line, Cancel(number)))
 
@@ -244,7 +244,7 @@ class Peer:
             return
         if not isinstance(message, Landed | Finished | Failed):
             raise ValueError(f"it sends {type(message).__name__} out of turn")
-        with self._lock:  # together, else a handover that is given up now could end both
+        with self._lock:  # one step: given up in between, it would be silent after its last word
             self._is_silent = False
             ends = not isinstance(message, Landed)
             handover = (self._live.pop if ends else self._live.get)(message.number, None)
