@@ -39,6 +39,7 @@ def test_while_long_texts_are_tokenised(model: Path, tmp_path: Path, path: str) 
         times: list[float] = []
         with httpx2.Client() as probe:
             while len(times) < 40 or len(others) <= NUM_CLIENTS:
+                assert all(client.is_alive() for client in clients)
                 start = time.perf_counter()
                 assert probe.get(root + path, timeout=60).status_code == 200
                 times.append(time.perf_counter() - start)

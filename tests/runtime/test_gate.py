@@ -202,6 +202,7 @@ def test_what_runs_past_its_deadline_is_ended_and_its_pages_are_free(
     bounded.add(request("in time", max_tokens=4, deadline=soon + 60))
     news: list[SequenceOutput] = []
     while len(news) <= 60:
+        assert bounded.has_work
         news += bounded.step()
     clock.now = soon
     news += drain(bounded)
