@@ -51,21 +51,21 @@ def value(cell: str) -> float:
 
 
 def draw(drawing: Drawing, panel: Panel, left: float, width: float) -> None:
-    """Bars with their values on them, all as long as the longest of the panel allows."""
+    """Bars with their values on them, in proportion to the longest of the panel."""
     drawing.text(left, 26, panel.title, "title")
     drawing.text(left, 43, panel.unit, "small soft")
+    meaning = dict(zip(_COLOURS[: len(panel.series)], panel.series, strict=True))
     most = max(max(values) for values in panel.groups.values())
     share = width / len(panel.groups)
     bar = (share - 14) / len(panel.series)
     for number, (label, values) in enumerate(panel.groups.items()):
         start = left + number * share
         drawing.text(start + (share - 14) / 2, _BASE + 17, label, "small soft", "middle")
-        for place, (size, kind) in enumerate(zip(values, _COLOURS, strict=False)):
+        for place, (size, kind) in enumerate(zip(values, meaning, strict=True)):
             height, x = size / most * _TALLEST, start + place * bar
             drawing.box(x + 1, _BASE - height, bar - 2, height, kind, 2)
             drawing.text(x + bar / 2, _BASE - height - 4, f"{size:.3g}", "small", "middle")
     drawing.line((left, _BASE), (left + width - 14, _BASE))
-    meaning = dict(zip(_COLOURS, panel.series, strict=False))
     drawing.legend(left, _BASE + 42, meaning, min(110, (width - 14) / len(meaning)))
 
 
