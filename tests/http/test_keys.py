@@ -262,8 +262,9 @@ def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None
 
 
 def many(url: str, count: int, key: str) -> list[int]:
-    """Statuses of requests at the same moment, each over a connection of its own. Their answers go
-    on until all are known.
+    """Statuses of requests at the same moment, each over a connection of its own.
+
+    Their answers go on until all are known.
     """
     address = urlsplit(url)
     body = json.dumps({"prompt": "a", "max_tokens": 150, "stream": True})

@@ -350,8 +350,11 @@ def test_many_idle_connections(url: str) -> None:
 
 
 class Stream(threading.Thread):
-    """A client's stream; `gap` is what this process took between two of its tokens, at most:
-    seconds of a processor, which others on the machine do not add to.
+    """A client's stream.
+
+    Attributes:
+        gap: the most that this process computed between two of its tokens; seconds of a processor,
+            to which others on the machine add nothing.
     """
 
     def __init__(self, url: str) -> None:

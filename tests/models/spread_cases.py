@@ -79,7 +79,7 @@ class Found:
 
     Attributes:
         away: the greatest difference of a log-probability from that of one device, as a share of
-            the greatest of these: half a unit in the last place of weights moves answers so, too.
+            the greatest one: rounding, which is no mistake, grows with them.
         from_golden: from that of transformers; None for other sizes.
         same: whether greedy tokens are those of one device.
         all_reduces, others: collectives of a decode step.

@@ -257,7 +257,11 @@ def test_closing_leaves_out_what_takes_too_long(
 def stick_at_the_third(
     monkeypatch: pytest.MonkeyPatch, pages: Callable[[], DiskPages]
 ) -> list[Path]:
-    """Have the third write last until no time is left for more; those that have begun."""
+    """Have the third write last until the pages are closed.
+
+    Returns:
+        The files whose writing has begun, so far.
+    """
     write_bytes, begun = Path.write_bytes, list[Path]()
 
     def stuck(path: Path, content: bytes) -> int:
