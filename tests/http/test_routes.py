@@ -9,8 +9,8 @@ from starlette.testclient import TestClient
 
 import paged
 from paged.http.app import create_app
-from tests.http.api.test_disconnect import wait_for
 from tests.http.fakes import FakeEngine
+from tests.runtime.remote import wait_until
 
 SLOW = {"prompt": "a", "max_tokens": 60, "stream": True}
 KEYS = ["first-key", "clé"]
@@ -43,7 +43,7 @@ def test_load_counts_what_is_being_answered(
         lines = reply.iter_lines()
         next(lines)
         assert load() == 1
-    wait_for(lambda: load() == 0)
+    wait_until(lambda: load() == 0)
 
 
 def test_the_tokenizer_is_told_where_that_is_wanted(client: TestClient, engine: FakeEngine) -> None:

@@ -17,7 +17,6 @@ from starlette.applications import Starlette
 
 from paged.http import connection
 from paged.http.api import body
-from tests.http.api.test_disconnect import wait_for
 from tests.http.fakes import FakeEngine, serving
 from tests.runtime.remote import wait_until
 
@@ -277,8 +276,8 @@ def test_whoever_takes_nothing_is_cut_off(
         while not engine.aborted and time.monotonic() < deadline:
             time.sleep(0.05)
         assert engine.aborted
-    wait_for(lambda: not engine.running)
-    wait_for(lambda: app.state.load.num_requests == 0)
+    wait_until(lambda: not engine.running)
+    wait_until(lambda: app.state.load.num_requests == 0)
 
 
 def has_peer(port: int) -> bool:
@@ -388,7 +387,7 @@ def test_bodies_of_millions_of_values_hold_up_nobody(
     engine.answer, engine.max_model_len, engine.pause = "x" * 10**5, 2 * 10**5, 0.02
     stream = Stream(url)
     stream.start()
-    wait_for(lambda: engine.num_tokens > 3)
+    wait_until(lambda: engine.num_tokens > 3)
     try:
         for field in (b"prompt", b"unknown", b"stop"):
             value = (MANY[kind] * (SIZE // len(MANY[kind])))[:-1]

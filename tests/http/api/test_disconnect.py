@@ -2,14 +2,13 @@
 
 import json
 import socket
-import time
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from tests.http.fakes import FakeEngine
+from tests.runtime.remote import wait_until
 
 PAUSE = 0.1
 PROMPTS: dict[str, Any] = {"prompt": ["a", "b"], "max_tokens": 60}
@@ -26,15 +25,6 @@ def send(url: str, path: str, body: dict[str, Any]) -> socket.socket:
     client = socket.create_connection((address.hostname, address.port), timeout=30)
     client.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n{content}".encode())
     return client
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 30) -> float:
-    """Seconds until it held."""
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < seconds
-        time.sleep(0.001)
-    return time.monotonic() - start
 
 
 @pytest.mark.parametrize(
@@ -61,15 +51,15 @@ def test_it_is_aborted_within_a_step(
 ) -> None:
     engine.answer, engine.pause = "x" * 60, PAUSE if first_token == "after" else 10
     client = send(url, path, body)
-    wait_for(lambda: len(engine.running) == num_requests)
+    wait_until(lambda: len(engine.running) == num_requests)
     if first_token == "after":
-        wait_for(lambda: engine.num_tokens > num_requests)
+        wait_until(lambda: engine.num_tokens > num_requests)
         if body.get("stream"):
             assert client.recv(15) == b"HTTP/1.1 200 OK"
     ids = set(engine.running)
     client.close()
     before = engine.num_tokens
-    wait_for(lambda: not engine.running)
+    wait_until(lambda: not engine.running)
     assert engine.num_tokens - before <= 2 * num_requests, "those of a step or two"
     assert set(engine.aborted) == ids
 

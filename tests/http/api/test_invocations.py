@@ -6,9 +6,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from paged.http.app import create_app
-from tests.http.api.test_disconnect import CHAT, PAUSE, send, wait_for
+from tests.http.api.test_disconnect import CHAT, PAUSE, send
 from tests.http.fakes import FakeEngine, events
 from tests.runtime.pooling.pooling_fakes import pooling_engine
+from tests.runtime.remote import wait_until
 
 MESSAGES = [{"role": "user", "content": "a"}]
 
@@ -61,8 +62,8 @@ def test_a_client_that_goes_away(url: str, engine: FakeEngine) -> None:
     engine.answer, engine.pause = "x" * 60, PAUSE
     for stream in (False, True):
         client = send(url, "/invocations", CHAT | {"stream": stream})
-        wait_for(lambda: len(engine.running) == 1)
+        wait_until(lambda: len(engine.running) == 1)
         client.close()
         before = engine.num_tokens
-        wait_for(lambda: not engine.running)
+        wait_until(lambda: not engine.running)
         assert engine.num_tokens - before <= 2, "those of a step or two"

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from paged.http.api.answers import AnswerFormat
 from paged.http.app import create_app
-from tests.http.api.test_disconnect import wait_for
 from tests.http.fakes import FakeEngine, serving
+from tests.runtime.remote import wait_until
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hi"}]
 
@@ -201,7 +201,7 @@ def test_a_stream_that_is_left_is_aborted(url: str, engine: FakeEngine, how: str
         if how == "cancel":
             reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-        await asyncio.to_thread(wait_for, lambda: not engine.running)
+        await asyncio.to_thread(wait_until, lambda: not engine.running)
 
     asynchronously(url, work)
     assert len(engine.aborted) == 1
@@ -215,7 +215,7 @@ def test_time_limits_of_the_client(url: str, engine: FakeEngine) -> None:
         pytest.raises(openai.APITimeoutError),
     ):
         sdk.chat.completions.create(model="tiny", messages=MESSAGES)
-    wait_for(lambda: len(engine.aborted) == 2 and not engine.running)
+    wait_until(lambda: len(engine.aborted) == 2 and not engine.running)
 
 
 def test_every_kind_of_error(engine: FakeEngine) -> None:

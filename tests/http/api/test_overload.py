@@ -12,8 +12,9 @@ from starlette.testclient import TestClient
 
 from paged.http.app import create_app
 from paged.runtime.errors import Overloaded
-from tests.http.api.test_disconnect import send, wait_for
+from tests.http.api.test_disconnect import send
 from tests.http.fakes import FakeEngine, events
+from tests.runtime.remote import wait_until
 
 MESSAGES = [{"role": "user", "content": "a"}]
 ROUTES: dict[str, dict[str, Any]] = {
@@ -153,7 +154,7 @@ def test_a_client_that_goes_away_while_its_prompt_is_tokenised(
     engine.answer, engine.pause = "x" * 60, 0.05
     client = send(url, "/v1/completions", {"prompt": "a " * 20_000})
     client.close()
-    wait_for(lambda: not engine.running)
+    wait_until(lambda: not engine.running)
     reply = httpx2.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 1})
     assert reply.status_code == 200
     assert engine.running == set()

@@ -18,10 +18,11 @@ from paged.http.api.pooling_protocol import EmbeddingRequest, RerankRequest, Sco
 from paged.http.app import create_app
 from paged.runtime.pooling.engine import PoolingEngine
 from tests.http.api.test_any_body import VALUES, bodies
-from tests.http.api.test_disconnect import send, wait_for
+from tests.http.api.test_disconnect import send
 from tests.http.fakes import serving
 from tests.http.test_metrics import value
 from tests.runtime.pooling.pooling_fakes import FakeRunner, pooling_engine
+from tests.runtime.remote import wait_until
 
 SCORES = ("/score", "/v1/score")
 RERANKS = ("/rerank", "/v1/rerank", "/v2/rerank")
@@ -230,14 +231,14 @@ def test_a_client_that_goes_away_is_not_worked_for(
         first = send(url, "/v1/embeddings", {"input": "a"})
         assert runner.entered.wait(30)
         second = send(url, "/v1/embeddings", {"input": ["b", "c"]})
-        wait_for(lambda: engine.stats().num_waiting == 2)
+        wait_until(lambda: engine.stats().num_waiting == 2)
         second.close()
         live = engine._keeper.thread._live
-        wait_for(lambda: len(live) == 1)
+        wait_until(lambda: len(live) == 1)
         runner.gate.set()
         assert first.recv(15) == b"HTTP/1.1 200 OK"
         first.close()
-        wait_for(lambda: engine.stats().num_waiting == 0)
+        wait_until(lambda: engine.stats().num_waiting == 0)
     assert sum(len(batch.texts) for batch in runner.batches) == 1
     assert not live
 
@@ -257,7 +258,7 @@ def test_requests_at_the_same_time_are_computed_together(
         thread.start()
     assert runner.entered.wait(30)
     engine = client.app.state.models.services[0].engine  # type: ignore[attr-defined]
-    wait_for(lambda: len(engine._keeper.thread._live) == 4)
+    wait_until(lambda: len(engine._keeper.thread._live) == 4)
     runner.gate.set()
     for thread in threads:
         thread.join(30)

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from paged.http.api.answers import AnswerFormat
 from paged.http.app import create_app
-from tests.http.api.test_disconnect import wait_for
 from tests.http.fakes import FakeEngine, answer_of, serving
+from tests.runtime.remote import wait_until
 
 TOOL: FunctionToolParam = {
     "type": "function",
@@ -203,7 +203,7 @@ def test_what_runs_in_the_background_can_be_cancelled(sdk: OpenAI, engine: FakeE
     assert sdk.responses.cancel(first.id).status == "cancelled"
     assert sdk.responses.retrieve(first.id).status == "cancelled"
     sdk.responses.delete(second.id)
-    wait_for(lambda: len(engine.aborted) == 2 and not engine.running)
+    wait_until(lambda: len(engine.aborted) == 2 and not engine.running)
 
 
 def test_a_failure_in_the_background_is_told(sdk: OpenAI, engine: FakeEngine) -> None:
