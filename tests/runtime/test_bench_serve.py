@@ -2,14 +2,13 @@
 
 import argparse
 import asyncio
-import gc
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +19,6 @@ from paged.models.loading import resolve_model
 from paged.models.loading.source import embedded_model
 from paged.runtime.bench import options, serve
 from paged.runtime.bench.arguments import add_arguments, run
-from paged.runtime.bench.client import StreamReader
-from paged.runtime.bench.connection import HttpClient
-from paged.runtime.bench.metrics import RequestRecord
 from paged.runtime.bench.results import read_result
 from paged.runtime.errors import ConfigError
 
@@ -39,8 +35,9 @@ class FakeServer:
         num_connections: that were opened.
         in_flight, peak: requests at this moment, and at most.
         trouble: what it does wrong.
-        alone, together: so many requests are answered as they come; those after them, when so many
-            are there at once.
+        alone: the first so many requests are answered as they come, the first try among
+            them.
+        together: those after them are answered when so many have been there at once.
     """
 
     trouble: str = ""
@@ -50,7 +47,7 @@ class FakeServer:
     in_flight: int = 0
     peak: int = 0
     port: int = 0
-    alone: int = 1  # the first try
+    alone: int = 1
     together: int = 0
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -58,7 +55,7 @@ class FakeServer:
         try:
             while await self._answer(reader, writer):
                 pass
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             pass
         finally:
             writer.close()
@@ -80,8 +77,9 @@ class FakeServer:
         self.in_flight += 1
         self.peak = max(self.peak, self.in_flight)
         is_alone = len(self.bodies) <= self.alone
-        while not is_alone and self.peak < self.together:
-            await asyncio.sleep(0.001)
+        async with asyncio.timeout(30):
+            while not is_alone and self.peak < self.together:
+                await asyncio.sleep(0.001)
         stays = await self._generate(writer)
         self.in_flight -= 1
         return stays
@@ -181,9 +179,10 @@ def test_times_and_counts_are_those_of_the_server(
     assert (result["total_input_tokens"], result["total_output_tokens"]) == (54, 42)
     assert result["model_id"] == "tiny-model"
     assert FIRST_AFTER * 1000 <= result["median_ttft_ms"] < (FIRST_AFTER + SLACK) * 1000
-    assert result["median_itl_ms"] < (GAP + SLACK) * 1000
+    between = median(gap for gaps in result["itls"] for gap in gaps)
+    assert result["median_itl_ms"] == pytest.approx(between * 1000)
     for first, gaps in zip(result["ttfts"], result["itls"], strict=True):
-        assert first + sum(gaps) >= FIRST_AFTER + (CHUNKS - 1) * GAP
+        assert FIRST_AFTER + (CHUNKS - 1) * GAP <= first + sum(gaps) < SLACK
     after_first = result["mean_e2el_ms"] - result["mean_ttft_ms"]
     assert result["mean_tpot_ms"] == pytest.approx(after_first / 6)
     assert [len(gaps) for gaps in result["itls"]] == [CHUNKS - 1] * 6
@@ -377,67 +376,6 @@ def test_results_are_appended_line_by_line(server: FakeServer, tmp_path: Path) -
     assert [json.loads(line)["completed"] for line in lines] == [6, 6]
 
 
-def read(*pieces: bytes) -> RequestRecord:
-    record = RequestRecord(start=0.0, num_input_tokens=1)
-    ticks = iter(range(1, 100))
-    reader = StreamReader(record, lambda: float(next(ticks)))
-    for piece in pieces:
-        reader.feed(piece)
-    reader.finish()
-    return record
-
-
-def test_events_may_be_cut_anywhere() -> None:
-    stream = b': ping\r\n\r\ndata: {"choices": [{"text": "\xc3\xa9"}]}\r\n\r\ndata: [DONE]\r\n\r\n'
-    for cut in range(len(stream)):
-        assert read(stream[:cut], stream[cut:]).text == "é"
-
-
-def test_a_chunk_without_a_choice_is_not_the_first_token() -> None:
-    usage = b'data: {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}\n\n'
-    record = read(usage, b'data: {"choices": [{"text": ""}]}\n\n')
-    assert record.chunk_times == [2.0]
-
-
-@pytest.mark.parametrize(
-    ("stream", "error"),
-    [
-        (b"data: [DONE]\n\n", "the stream ended without a token"),
-        (b"data: {\n\n", "a chunk that cannot be read"),
-        (
-            b'data: {"choices": [{"text": "", "finish_reason": "abort"}]}\n\n',
-            "finish_reason 'abort'",
-        ),
-    ],
-)
-def test_streams_that_went_wrong(stream: bytes, error: str) -> None:
-    record = read(stream)
-    assert record.error is not None
-    assert error in record.error
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        *("localhost:8000", "ftp://host", "http://", "http://:80", "http://[::1"),
-        *("http://host:99999", "http://host:eighty", "http://host/a b"),
-    ],
-)
-def test_a_base_url_needs_scheme_and_host(url: str) -> None:
-    with pytest.raises(ConfigError, match="--base-url must look like"):
-        HttpClient(url, {})
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [("X a", "b", "'X a' is no name"), ("", "b", "'' is no name"), ("X", "s3cret\nb", "header X ")],
-)
-def test_a_header_that_cannot_be_sent(name: str, value: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told) as caught:
-        HttpClient("http://127.0.0.1:1", {name: value})
-    assert "s3cret" not in str(caught.value)
-
-
 def test_an_endpoint_has_no_spaces() -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="no spaces"):
         options.path("/v1/a b")
@@ -461,46 +399,3 @@ def test_a_flag_that_cannot_be_is_a_line(
         parse(["bench", "serve", *flag])
     [line] = capsys.readouterr().err.splitlines()
     assert told in line
-
-
-def test_a_server_that_hangs_up_early_leaves_no_failure_behind() -> None:
-    """A connection that is closed when it is to be used again has nobody to tell of its end."""
-    unheard: list[dict[str, Any]] = []
-
-    async def brief(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc")
-        writer.close()
-
-    async def run() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, what: unheard.append(what))
-        async with await asyncio.start_server(brief, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            with closing(HttpClient(f"http://127.0.0.1:{port}", {})) as client:
-                for _ in range(2):
-                    assert (await client.get("/")).body == b"abc"
-                    for connection in client._idle:
-                        connection.abort()  # as when the end is seen, and not yet told
-        await asyncio.sleep(0)
-
-    asyncio.run(asyncio.wait_for(run(), 30))
-    gc.collect()
-    assert unheard == []
-
-
-def test_a_body_may_end_with_the_connection() -> None:
-    """As servers of HTTP/1.0 do it."""
-
-    async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.0 200 OK\r\n\r\nabc")
-        writer.close()
-
-    async def get() -> bytes:
-        server = await asyncio.start_server(old, "127.0.0.1", 0)
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            with closing(HttpClient(f"http://127.0.0.1:{port}", {})) as client:
-                return (await client.get("/")).body
-
-    assert asyncio.run(get()) == b"abc"
