@@ -44,7 +44,8 @@ from tests.runtime.remote import (
     thread_seconds,
     wait_until,
 )
-from tests.runtime.test_async_engine import ENDLESS, check_dies, collect, fickle, text, until
+from tests.runtime.test_async_engine import ENDLESS, collect, fickle, text, until
+from tests.runtime.test_async_engine_end import check_dies
 
 ROOT = Path(__file__).parents[2]
 HANG = "core.on_step = lambda: time.sleep(60)"
