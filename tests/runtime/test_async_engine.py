@@ -152,6 +152,8 @@ def test_an_id_in_use_is_refused_and_its_owner_lives_on(tireless, core):
         with pytest.raises(InvalidRequest) as caught:
             await collect(tireless, "cd", LONG, "same")
         assert caught.value.param == "request_id"
+        steps = core.num_steps
+        await until(lambda: core.num_steps > steps + 9)
         is_over.set()
         outputs += [output async for output in first]
         assert outputs[-1].outputs[0].finish_reason == "stop"
@@ -159,6 +161,7 @@ def test_an_id_in_use_is_refused_and_its_owner_lives_on(tireless, core):
         return text(outputs)
 
     found = asyncio.run(run())
+    assert len(found) > 9
     assert found == ("ab" * len(found))[: len(found)]
 
 
