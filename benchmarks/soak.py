@@ -306,7 +306,7 @@ async def _kill(clients: Clients, watched: Watched, every: float, until: float) 
 
 
 async def _until_restarted(clients: Clients) -> None:
-    """As often as it was killed, which the server may be slow to notice."""
+    """Until as many restarts are counted as kills: the server may be slow to notice one."""
     async with asyncio.timeout(300):
         while _sum((await clients.get("/metrics")).text, _RESTARTS) < clients.seen.kills:
             await asyncio.sleep(0.1)

@@ -48,6 +48,7 @@ def test_a_stage_ends_with_what_it_started(tmp_path: Path, monkeypatch: pytest.M
     def its_time_is_over(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
         if timeout is None:
             return wait(process)
+        assert timeout == 3
         wait_until((tmp_path / "long.log").read_text)
         raise subprocess.TimeoutExpired("long", timeout)
 
@@ -58,7 +59,7 @@ def test_a_stage_ends_with_what_it_started(tmp_path: Path, monkeypatch: pytest.M
         "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)\n"
         "time.sleep(600)"
     )
-    outcome = on_a_gpu.run(stage("long", code), tmp_path, 600)
+    outcome = on_a_gpu.run(stage("long", code, seconds=3), tmp_path, 600)
     assert outcome.result == "ended"
     child = int((tmp_path / "long.log").read_text())
     try:
