@@ -294,7 +294,9 @@ def test_closing_waits_as_long_as_the_process_says(monkeypatch: pytest.MonkeyPat
 def test_closing_waits_no_longer_than_the_process_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_core_module, "TIME_TO_CLOSE", 0.5)
     remote = fake_remote(statement=CLOSING.format(left=0.0, count=10**6))
+    started = time.monotonic()
     remote.close()
+    assert time.monotonic() - started < 60  # it would go on for a day
     assert is_gone(remote.pid)
 
 
