@@ -24,7 +24,7 @@ from tests.models.quantized.test_published import WEIGHT_ONLY
 from tests.models.spread_cases import SIZES, Case, Found
 
 # Of which numbers of devices can share the goldens as they are, the vocabulary of DeepSeek's apart.
-QUICK = Case("llama", 4, sized=False)
+QUICK = [Case("llama", 2, sized=False), Case("llama", 4, sized=False), Case("llama", 8)]
 GOLDENS = [Case("qwen2", 2, sized=False), Case("deepseek_v2_lite", 2, sized=False)]
 MIXTURES = [Case("gpt_oss", 2), Case("qwen2_moe", 4), Case("mixtral", 8), Case("deepseek_v3", 8)]
 REFUSED = ("olmo2", "olmo2_bias_tied")
@@ -46,14 +46,14 @@ ENVIRONMENT = {
 }
 
 
-def found(case: Case) -> Found:
-    """What a case did, in a process of its own."""
-    argv = [sys.executable, "-m", "tests.models.spread_cases", json.dumps([asdict(case)])]
+def found(*cases: Case) -> list[Found]:
+    """What each case did, in a process of their own."""
+    argv = [sys.executable, "-m", "tests.models.spread_cases", json.dumps([*map(asdict, cases)])]
     done = subprocess.run(
         argv, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr
-    return Found(**json.loads(done.stdout))
+    return [Found(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def check(case: Case, done: Found) -> None:
@@ -74,14 +74,16 @@ def check(case: Case, done: Found) -> None:
 
 @pytest.mark.timeout(300)
 def test_devices_answer_as_one_does() -> None:
-    check(QUICK, found(QUICK))
+    for case, done in zip(QUICK, found(*QUICK), strict=True):
+        check(case, done)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("case", [*GOLDENS, *MIXTURES, *OTHERS, *FEWER_BITS], ids=str)
 def test_models_of_every_family_go_into_shares(case: Case) -> None:
-    check(case, found(case))
+    [done] = found(case)
+    check(case, done)
 
 
 def sized(name: str, **changes: Any) -> ModelConfig:
