@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from html import escape
 
+COLOURS = ("blue", "orange", "green", "violet")
+"""Of what stands beside each other, in this order."""
+
 _STYLE = """
 .picture { --ink: #1c2733; --soft: #5b6875; --line: #b8c2cc; --paper: #f4f6f8; --blue: #2f78c4;
   --orange: #d9772b; --green: #3a9a5f; --violet: #8a5cc2; --pale: #dfe5ea; --on: #ffffff }

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from docs.theme.drawing import Drawing
+from docs.theme.drawing import COLOURS, Drawing
 
 PAGE = Path(__file__).parents[1] / "fleet.md"
-_COLOURS = ("blue", "orange", "green", "violet")
 _BASE, _TALLEST = 210, 140  # where bars stand, and how long the longest is
 
 
@@ -54,7 +53,7 @@ def draw(drawing: Drawing, panel: Panel, left: float, width: float) -> None:
     """Bars with their values on them, in proportion to the longest of the panel."""
     drawing.text(left, 26, panel.title, "title")
     drawing.text(left, 43, panel.unit, "small soft")
-    meaning = dict(zip(_COLOURS[: len(panel.series)], panel.series, strict=True))
+    meaning = dict(zip(COLOURS[: len(panel.series)], panel.series, strict=True))
     most = max(max(values) for values in panel.groups.values())
     share = width / len(panel.groups)
     bar = (share - 14) / len(panel.series)

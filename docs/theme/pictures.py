@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from docs.theme.drawing import Drawing
+from docs.theme.drawing import COLOURS, Drawing
 from docs.theme.fleet_plots import fleet_routing, fleet_steps, fleet_streams
 
 FOLDER = Path(__file__).parents[1] / "pictures"
-COLOURS = ("blue", "orange", "green", "violet")
 
 
 def waste() -> Drawing:
