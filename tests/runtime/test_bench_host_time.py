@@ -1,7 +1,6 @@
 """`benchmarks/host_time.py`: the stopwatch, and a run on a tiny model."""
 
 import json
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -10,19 +9,7 @@ import pytest
 from benchmarks import host_time
 from benchmarks.host_time import Stopwatch
 from tests.runtime.benchmark import run_benchmark
-
-
-@dataclass
-class Clock:
-    """In place of the module `time`."""
-
-    now: float = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
+from tests.runtime.clock import Clock
 
 
 def test_a_part_is_timed_without_the_parts_within(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from random import Random
 
 import pytest
@@ -20,6 +19,7 @@ from paged.runtime.errors import ConfigError
 from paged.runtime.gate import Deadlines, DrainRate, Gate, Queue
 from paged.runtime.messages import EngineRequest, SequenceOutput, Terms
 from paged.runtime.sampling_params import SamplingParams
+from tests.runtime.clock import Clock
 from tests.runtime.test_core import drain, make_core, prompt_of, source
 
 __all__ = ["source"]
@@ -36,22 +36,9 @@ def request(
     return EngineRequest(name, prompt_of(length), params, terms=Terms(**wanted))  # type: ignore[arg-type]
 
 
-@dataclass
-class Clock:
-    """In place of the module `time`: it stands still unless it is set."""
-
-    now: float = 1_000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
-
-
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """What deadlines are looked up at from now on, so that none passes on a busy machine."""
-    clock = Clock()
+    clock = Clock(1_000.0)
     for module in (core_module, gate_module):
         monkeypatch.setattr(module, "time", clock)
     return clock

@@ -25,6 +25,7 @@ from paged.runtime.load_costs import FREE, LoadCosts
 from paged.runtime.messages import EngineRequest, SequenceOutput
 from paged.runtime.runner import StepRunner
 from tests.models.harness import load_golden, write_checkpoint
+from tests.runtime.clock import Clock
 from tests.runtime.remote import wait_until
 from tests.runtime.test_core import (
     MODEL,
@@ -359,21 +360,16 @@ def test_a_stop_ends_in_time_and_says_what_it_leaves_out(
     disk = core._disk
     assert disk is not None
 
-    class Clock:
-        """In place of the module `time`: it goes on when the third write has begun."""
-
-        now = 0.0
-
-        def monotonic(self) -> float:
-            return self.now
+    class Held(Clock):
+        """It goes on when the third write has begun."""
 
         def sleep(self, seconds: float) -> None:
             wait_until(lambda: len(begun) == 3)
-            self.now += seconds
+            super().sleep(seconds)
 
     with monkeypatch.context() as patch, caplog.at_level(logging.INFO, "paged"):
         begun = stick_at_the_third(patch, lambda: disk.files)
-        patch.setattr(disk_tier, "time", Clock())
+        patch.setattr(disk_tier, "time", Held())
         patch.setattr(disk_tier, "_SHORTEST_STOP", 0.7)
         patch.setattr(disk_tier, "_BETWEEN_LINES", 0.1)
         told = list(core.closing())

@@ -11,14 +11,7 @@ from paged.runtime.buckets import Bucket
 from paged.runtime.plan import StepPlan
 from paged.runtime.runner import InFlight, Started, StepResult, StepRunner
 from paged.runtime.step_record import STEP_BOUNDS, TOKEN_BOUNDS, Counts, StepRecord
-
-
-@dataclass
-class Clock:
-    now: float = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
+from tests.runtime.clock import Clock
 
 
 @dataclass
