@@ -79,8 +79,10 @@ class Simulated:
     """The real scheduler one step ahead of a device whose steps take the time of a model."""
 
     def __init__(self, config: SchedulerConfig, num_pages: int = ENGINE.num_pages) -> None:
+        clock = step_clock(config, ENGINE.page_size)
+        config = replace(config, step_sizes=clock.buckets.mixed)
         scheduler = Scheduler(config, PagePool(num_pages, ENGINE.page_size))
-        self.replica = Replica(scheduler, step_clock(config, ENGINE.page_size).seconds)
+        self.replica = Replica(scheduler, clock.seconds)
         self._now = 0.0
 
     @property

@@ -100,6 +100,7 @@ def scheduler_config(config: EngineConfig, shapes: StepShapes) -> SchedulerConfi
             share=config.short_request_share,
             most_long=config.max_long_partial_prefills,
         ),
+        step_sizes=shapes.buckets.mixed,
         num_stages=config.pipeline_parallel_size,
     )
 

@@ -29,5 +29,6 @@ class Pace:
         if any(self._scheduler.backlog):
             self._gate.observe(plan, self._scheduler.backlog, seconds)
         if self._learner is not None:
-            self._learner.observe(Work.of(plan), max(seconds, 1e-6))
+            work = Work.of(plan, self._scheduler.config.step_sizes)
+            self._learner.observe(work, max(seconds, 1e-6))
             self._scheduler.costs = self._learner.costs

@@ -48,6 +48,8 @@ class SchedulerConfig:
         windows: of the groups of layers.
         load_costs: of pages in host memory.
         lanes: how short and long ones share steps, under the policy "lanes".
+        step_sizes: tokens of the shapes that steps with chunks are compiled for, ascending. With
+            none, no step is taken to be padded.
         num_stages: steps that the device works on at a time. So many steps lie between two in which
             a sequence gets a token, and each has its share of those that decode.
     """
@@ -62,6 +64,7 @@ class SchedulerConfig:
     windows: Windows = (None,)
     load_costs: LoadCosts = FREE
     lanes: Lanes = DEFAULT_LANES
+    step_sizes: tuple[int, ...] = ()
     num_stages: int = 1
 
     def __post_init__(self) -> None:
@@ -239,6 +242,7 @@ class Scheduler:
                 self._running,
                 self._waiting,
                 len(self._free_slots),
+                self.config.step_sizes,
             )
         preempted = self._schedule_running(draft)
         if not preempted:

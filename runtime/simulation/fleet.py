@@ -7,7 +7,7 @@ model, and so nothing waits but on the clock of this loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -35,7 +35,7 @@ class EngineShape:
     """One replica.
 
     Attributes:
-        scheduling: its limits.
+        scheduling: its limits; `start` adds the shapes of its steps.
         step_times: of its steps.
         num_pages: of its pool, the null page included.
         page_size: tokens of a page.
@@ -58,7 +58,8 @@ class EngineShape:
         )
         pool = PagePool(self.num_pages, self.page_size, self.enable_prefix_caching)
         clock = StepClock(buckets, self.step_times, self.page_size)
-        return Replica(Scheduler(limits, pool), clock.seconds)
+        scheduling = replace(limits, step_sizes=buckets.mixed)
+        return Replica(Scheduler(scheduling, pool), clock.seconds)
 
 
 class Served(NamedTuple):

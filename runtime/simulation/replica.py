@@ -72,6 +72,7 @@ class Replica:
         """Take in the oldest step. All tokens are 0."""
         step = self._in_flight.popleft()
         if self._learner is not None:
-            self._learner.observe(Work.of(step.plan), step.seconds)
+            work = Work.of(step.plan, self.scheduler.config.step_sizes)
+            self._learner.observe(work, step.seconds)
             self.scheduler.costs = self._learner.costs
         return self.scheduler.update(step.plan, [0] * len(step.plan.rows))

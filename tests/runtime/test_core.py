@@ -160,6 +160,10 @@ def test_the_answer_does_not_depend_on_the_engine(
     core.close()
 
 
+def test_the_scheduler_knows_the_shapes_of_steps(core: EngineCore) -> None:
+    assert core._scheduler.config.step_sizes == core._runner.shapes.buckets.mixed
+
+
 def test_a_second_run_hits_the_prefix_cache_exactly(core: EngineCore) -> None:
     core.reset_prefix_cache()
     before = core.stats().prefix_cache_hits

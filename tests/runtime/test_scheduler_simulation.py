@@ -316,6 +316,7 @@ def random_simulation(random: Random) -> Simulation:
             alone=random.choice((1, 5, 50)),
         ),
         num_stages=random.choice((1, 1, 2, 3)),
+        step_sizes=((), (2, 5, 9, 40))[max_model_len % 2],
     )
     num_pages = least_pages(config, page_size) + random.choice((0, 1, 2, 4, 20))
     caching, num_host_pages = random.random() < 0.8, random.choice((0, 2, 9, 40))
@@ -413,6 +414,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         windows=st.lists(st.none() | st.integers(1, 9), min_size=1, max_size=3),
         num_host_pages=st.integers(0, 8),
         num_stages=st.integers(1, 3),
+        step_sizes=st.sampled_from([(), (2, 5, 16)]),
     )
     def start(
         self, page_size: int, spare_pages: int, caching: bool, depth: int, **limits: Any
@@ -430,6 +432,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             growth_steps=limits["growth_steps"],
             windows=tuple(limits["windows"]),
             num_stages=limits["num_stages"],
+            step_sizes=limits["step_sizes"],
         )
         num_pages = least_pages(config, page_size) + spare_pages
         pool = PagePool(num_pages + 1, page_size, caching, limits["num_host_pages"])

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paged.runtime.buckets import Buckets
 from paged.runtime.routing import POLICIES, Policy
 from paged.runtime.scheduler import SchedulerConfig
 from paged.runtime.simulation.autoscaling import Autoscaler, Autoscaling
@@ -52,6 +53,11 @@ def test_a_request_alone_takes_its_steps() -> None:
     assert outcome.busy_seconds == pytest.approx(0.04)
     assert outcome.replica_seconds == pytest.approx(1.04)
     assert outcome.num_steps == 4
+
+
+def test_replicas_know_the_shapes_of_their_steps() -> None:
+    sizes = SHAPE.start().scheduler.config.step_sizes
+    assert sizes == Buckets.make(8, 256).mixed
 
 
 def test_who_comes_during_a_step_joins_the_one_after_the_next() -> None:
