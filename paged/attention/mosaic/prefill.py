@@ -103,15 +103,13 @@ def mosaic_prefill(
 ) -> jax.Array:
     """The kernel alone; `interpret` runs it on a CPU."""
     spec = _make_spec(q, pages, meta, scoring, tiling, interpret is not None)
-    step, merges = Step.of(meta), None
-    results: list[jax.ShapeDtypeStruct] = []
-    if spec.splits:
-        step, merges = split_tiles(meta, spec, MULTIPROCESSORS)
-        results = result_shapes(spec)
+    splits = split_tiles(meta, spec, MULTIPROCESSORS) if spec.splits else None
+    step = Step.of(meta) if splits is None else splits.step
+    shape = jax.ShapeDtypeStruct(q.shape, q.dtype)
     out, *results = plgpu.kernel(
         functools.partial(_kernel, spec=spec),
         kernel_name="paged_prefill_mosaic",
-        out_type=[jax.ShapeDtypeStruct(q.shape, q.dtype), *results],
+        out_type=[shape, *(result_shapes(spec) if splits else ())],
         grid=(min(tiling.programs * MULTIPROCESSORS, len(step.tiles) * spec.cut.per_tile),),
         grid_names=("program",),
         num_threads=COMPUTERS + 1,
@@ -126,7 +124,7 @@ def mosaic_prefill(
         ),
         interpret=interpret,
     )(q, pages.values, meta.page_tables, in_one_line(pages.scales, meta.page_tables), sinks, step)
-    return out if merges is None else merged(out, *results, step, merges, spec, interpret)
+    return out if splits is None else merged(out, results, splits, spec, interpret)
 
 
 def _make_spec(

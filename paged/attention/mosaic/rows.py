@@ -162,12 +162,12 @@ def half_of(piece: Piece, warpgroup: jax.Array, spec: Spec) -> Piece:
 def store_output(
     out: jax.Array, rows: Ref, out_ref: Ref, half: Piece, spec: Spec, elements: Any = slice(None)
 ) -> None:
-    """Copy the output of a warpgroup's rows to `out` [T, Hq, D], of those with a token and a member.
+    """Copy out what a warpgroup computed, of rows that have a token and a member.
 
     Args:
         out: [ROWS, E].
         rows: [ROWS, E] shared memory to copy from.
-        elements: those of a head that it is.
+        elements: those of a head, of `out_ref` [T, Hq, D].
     """
     rows[...] = out
     plgpu.commit_smem()

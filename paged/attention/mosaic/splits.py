@@ -11,6 +11,7 @@ for single tokens, https://pytorch.org/blog/flash-decoding/).
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -110,7 +111,7 @@ def split_tiles(meta: AttentionMetadata, spec: Spec, programs: int) -> Splits:
     entry = jnp.arange(len(splits) + MOST_PLACES, dtype=jnp.int32)
     tile = jnp.minimum(first_beyond(end, entry), len(splits) - 1)
     split = entry - (end - splits)[tile]
-    tiles = [*step.tiles[tile].T, split, splits[tile], place[tile] + split]
+    tiles = [step.tiles[tile, 0], step.tiles[tile, 1], split, splits[tile], place[tile] + split]
 
     merge = jnp.arange(MOST_MERGES)
     num_split = jnp.cumsum(is_split)
@@ -120,8 +121,11 @@ def split_tiles(meta: AttentionMetadata, spec: Spec, programs: int) -> Splits:
         jnp.where(merge < num_split[-1], splits[tile], 0),
         place[tile],
     ]
-    tiles, merges = (jnp.stack(each, axis=1).astype(jnp.int32) for each in (tiles, merges))
-    return Splits(Step(step.rows, tiles, end[-1:].astype(jnp.int32)), merges)
+    listed = jnp.stack(tiles, axis=1).astype(jnp.int32)
+    return Splits(
+        Step(step.rows, listed, end[-1:].astype(jnp.int32)),
+        jnp.stack(merges, axis=1).astype(jnp.int32),
+    )
 
 
 def _sizes(meta: AttentionMetadata, spec: Spec) -> tuple[jax.Array, jax.Array]:
@@ -170,7 +174,7 @@ def task_of(index: jax.Array, step: Step, spec: Spec) -> Task:
     since, until = visits[0].since, visits[-1].until
     begin, end = (since + (until - since) * n // splits for n in (split, split + 1))
     visits = [
-        Stretch(*(jnp.clip(edge, begin, end) for edge in (each.since, each.until)), each.whole)
+        Stretch(jnp.clip(each.since, begin, end), jnp.clip(each.until, begin, end), each.whole)
         for each in visits
     ]
     return Task(piece, visits, split, splits, place, within)
@@ -191,14 +195,15 @@ def result_shapes(spec: Spec) -> list[jax.ShapeDtypeStruct]:
 
 def merged(
     out: jax.Array,
-    averages: jax.Array,
-    log_sums: jax.Array,
-    step: Step,
-    merges: jax.Array,
+    results: Sequence[jax.Array],
+    splits: Splits,
     spec: Spec,
     interpret: plgpu.InterpretGPUParams | None,
 ) -> jax.Array:
-    """The output [T, Hq, D], with that of the pieces that were split."""
+    """The output [T, Hq, D], with that of the pieces that were split.
+
+    `results` are of `result_shapes`.
+    """
     out_ref = jax.new_ref(out)
     plgpu.kernel(
         functools.partial(_merge_kernel, spec=spec),
@@ -212,7 +217,7 @@ def merged(
             approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
         interpret=interpret,
-    )(averages, log_sums, step, merges, out_ref)
+    )(*results, splits.step, splits.merges, out_ref)
     return jax.freeze(out_ref)
 
 
