@@ -124,7 +124,7 @@ def mosaic_prefill(
         ),
         interpret=interpret,
     )(q, pages.values, meta.page_tables, in_one_line(pages.scales, meta.page_tables), sinks, step)
-    return out if splits is None else merged(out, results, splits, spec, interpret)
+    return out if splits is None else merged(out, results, splits, spec, MULTIPROCESSORS, interpret)
 
 
 def _make_spec(
@@ -251,7 +251,9 @@ def _kernel(
         # Three times the 168 registers that each warpgroup starts with, shared out anew.
         plgpu.set_max_registers(216 if spec.narrow else 232, action="increase")
         outputs = out_ref, *results
-        computer = functools.partial(_compute, warpgroup, q_ref, sinks_ref, outputs, shared, spec)
+        computer = functools.partial(
+            _compute, warpgroup, step, q_ref, sinks_ref, outputs, shared, spec
+        )
         _for_each_piece(step, spec, computer)
 
     @pl.when(warpgroup == _MEMORY)
@@ -331,6 +333,7 @@ def _drain(copied: jax.Array, shared: _Shared, spec: Spec) -> None:
 
 def _compute(
     warpgroup: jax.Array,
+    step: Step,
     q_ref: Ref,
     sinks_ref: Ref | None,
     outputs: tuple[Ref, ...],
@@ -371,6 +374,10 @@ def _compute(
     pl.when(warpgroup == 0)(take_turns)
     out, maximum, total = running
     out /= wide(total, out.shape)
+
+    # Found once more, for registers are scarce until here.
+    task = task_of(task.number, step, spec)
+    half = half_of(task.piece, warpgroup, spec)
 
     def store() -> None:
         rows = shared.rows.at[warpgroup]

@@ -43,14 +43,14 @@ MOST_MERGES = MOST_PLACES // 2
 
 # With fewer spans a split could have positions that none of its tokens sees.
 _LEAST_SPANS = 6
-# What a piece costs beside its spans, in spans: its queries come, and its result goes.
-_OVERHEAD = 2
+# What a piece costs beside its spans, in spans: its queries come, and its result goes. That of a
+# split goes in float32 and is read once more.
+_OVERHEAD, _OVERHEAD_OF_SPLIT = 2, 5
 # Elements of a head that a program merges, and splits that it reads at a time: as many as there are
 # registers for.
 _MERGED, _AT_ONCE = 64, 4
-# Steps with room for more pieces than this for each program are not split: whatever is left to the
-# last turn is little.
-_MOST_TURNS = 4
+# Steps with room for so many pieces for each program are not split: the last turn loses little.
+_MANY = 2
 
 
 class Splits(NamedTuple):
@@ -60,22 +60,26 @@ class Splits(NamedTuple):
         step: `tiles` [N + MOST_PLACES, 5] int32 has, beside row and first token of each tile, the
             number of the split, how many there are of this tile, and the place of the result.
         merges: [MOST_MERGES, 3] int32, for each tile that is split its first entry in `tiles`, how
-            many splits it has (0 for none), and the place of the first.
+            many splits it has, and the place of the first.
+        num_merges: [1] int32, tiles that are split.
     """
 
     step: Step
     merges: jax.Array
+    num_merges: jax.Array
 
 
 class Task(NamedTuple):
     """A piece, or a split of it.
 
     Attributes:
+        number: of the piece, in the list of tiles.
         visits: the spans to visit.
         split, splits: its number, and how many the piece has. One split is no split.
         place, within: of the result: the tile's, and the piece's within the tile.
     """
 
+    number: jax.Array
     piece: Piece
     visits: list[Stretch]
     split: jax.Array
@@ -96,7 +100,7 @@ class Task(NamedTuple):
 
 def worth_splitting(num_pieces: int, programs: int) -> bool:
     """Whether a step could need splitting that has so many pieces if it is a single chunk."""
-    return num_pieces < _MOST_TURNS * programs
+    return num_pieces < _MANY * programs
 
 
 def split_tiles(meta: AttentionMetadata, spec: Spec, programs: int) -> Splits:
@@ -116,15 +120,12 @@ def split_tiles(meta: AttentionMetadata, spec: Spec, programs: int) -> Splits:
     merge = jnp.arange(MOST_MERGES)
     num_split = jnp.cumsum(is_split)
     tile = jnp.minimum(first_beyond(num_split, merge), len(splits) - 1)
-    merges = [
-        (end - splits)[tile],
-        jnp.where(merge < num_split[-1], splits[tile], 0),
-        place[tile],
-    ]
+    merges = [(end - splits)[tile], splits[tile], place[tile]]
     listed = jnp.stack(tiles, axis=1).astype(jnp.int32)
     return Splits(
         Step(step.rows, listed, end[-1:].astype(jnp.int32)),
         jnp.stack(merges, axis=1).astype(jnp.int32),
+        num_split[-1:].astype(jnp.int32),
     )
 
 
@@ -143,19 +144,19 @@ def _sizes(meta: AttentionMetadata, spec: Spec) -> tuple[jax.Array, jax.Array]:
 def _fastest(pieces: jax.Array, spans: jax.Array, programs: int) -> jax.Array:
     """How often to split each tile [N]; 0 for those without pieces.
 
-    Weighs splits of the longest tile into 1, 2, ... and of the others into as long ones. Taken for
-    the time are the longest program's spans, of which two bounds are known: as many turns as there
-    are pieces for a program, each as long as the longest; and, for each takes the next piece as
-    soon as it is done with one, an equal share of everything and the longest piece.
+    Weighs splits of the longest tile into 1, 2, ... and of the others into as long ones. Of the
+    spans of the program that is done last two bounds are known: as many turns as there are pieces
+    for a program, each as long as the longest; and, since programs take the next piece as soon as
+    they are done with one, an equal share of everything and the longest piece.
     """
     ways = jnp.arange(1, MOST_PLACES + 1)[:, None]
     length = pl.cdiv(jnp.max(spans), ways)
     most = jnp.maximum(spans // _LEAST_SPANS, 1)
     splits = jnp.clip(pl.cdiv(spans, jnp.maximum(length, 1)), 1, most)
-    longest = jnp.max(pl.cdiv(spans, splits), axis=1) + _OVERHEAD
-    count = jnp.sum(splits * pieces, axis=1)
-    work = jnp.sum(pieces * spans) + _OVERHEAD * count
-    in_turns = pl.cdiv(count, programs) * longest
+    overhead = jnp.where(splits > 1, _OVERHEAD_OF_SPLIT, _OVERHEAD)
+    longest = jnp.max(pl.cdiv(spans, splits) + overhead, axis=1)
+    work = jnp.sum(pieces * (spans + splits * overhead), axis=1)
+    in_turns = pl.cdiv(jnp.sum(splits * pieces, axis=1), programs) * longest
     seconds = jnp.minimum(in_turns, work / programs + longest)
     places = jnp.sum(jnp.where(splits > 1, splits, 0), axis=1)
     best = jnp.argmin(jnp.where(places <= MOST_PLACES, seconds, jnp.inf))
@@ -169,7 +170,7 @@ def task_of(index: jax.Array, step: Step, spec: Spec) -> Task:
     tile, within = divide(index, spec.cut.per_tile)
     if not spec.splits:
         zero, one = jnp.int32(0), jnp.int32(1)
-        return Task(piece, visits, zero, one, zero, within)
+        return Task(index, piece, visits, zero, one, zero, within)
     split, splits, place = (step.tiles[tile, field] for field in (2, 3, 4))
     since, until = visits[0].since, visits[-1].until
     begin, end = (since + (until - since) * n // splits for n in (split, split + 1))
@@ -177,7 +178,7 @@ def task_of(index: jax.Array, step: Step, spec: Spec) -> Task:
         Stretch(jnp.clip(each.since, begin, end), jnp.clip(each.until, begin, end), each.whole)
         for each in visits
     ]
-    return Task(piece, visits, split, splits, place, within)
+    return Task(index, piece, visits, split, splits, place, within)
 
 
 def result_shapes(spec: Spec) -> list[jax.ShapeDtypeStruct]:
@@ -198,6 +199,7 @@ def merged(
     results: Sequence[jax.Array],
     splits: Splits,
     spec: Spec,
+    programs: int,
     interpret: plgpu.InterpretGPUParams | None,
 ) -> jax.Array:
     """The output [T, Hq, D], with that of the pieces that were split.
@@ -208,8 +210,8 @@ def merged(
     plgpu.kernel(
         functools.partial(_merge_kernel, spec=spec),
         kernel_name="paged_prefill_merge",
-        grid=(MOST_MERGES, spec.cut.per_tile, spec.head_dim // _MERGED),
-        grid_names=("merge", "within", "chunk"),
+        grid=(programs,),
+        grid_names=("program",),
         num_threads=COMPUTERS,
         thread_name="warpgroup",
         scratch_types=[plgpu.SMEM((COMPUTERS, ROWS, _MERGED), spec.out_dtype)],
@@ -217,7 +219,7 @@ def merged(
             approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
         interpret=interpret,
-    )(*results, splits.step, splits.merges, out_ref)
+    )(*results, *splits, out_ref)
     return jax.freeze(out_ref)
 
 
@@ -226,34 +228,50 @@ def _merge_kernel(
     log_sums_ref: Ref,
     step: Step,
     merges_ref: Ref,
+    num_merges_ref: Ref,
     out_ref: Ref,
     rows: Ref,
     *,
     spec: Spec,
 ) -> None:
-    """Average the splits of a piece by their sums, for some elements of its heads."""
-    merge, within, chunk = (lax.axis_index(name) for name in ("merge", "within", "chunk"))
-    warpgroup = lax.axis_index("warpgroup")
-    entry, splits, place = (merges_ref[merge, field] for field in range(3))
-    elements, shape = pl.ds(chunk * _MERGED, _MERGED), (ROWS, _MERGED)
-    own = pl.ds(warpgroup * ROWS, ROWS)
+    """Average the splits of pieces by their sums, in turns, some elements of a head at a time."""
+    program, programs = lax.axis_index("program"), lax.axis_size("program")
+    chunks = spec.head_dim // _MERGED
+    count = num_merges_ref[0] * spec.cut.per_tile * chunks
+
+    def turn(n: jax.Array, carry: jax.Array) -> jax.Array:
+        index, chunk = divide(program + n * programs, chunks)
+        merge, within = divide(index, spec.cut.per_tile)
+        entry, splits, place = (merges_ref[merge, field] for field in range(3))
+        piece = locate(entry * spec.cut.per_tile + within, spec.cut, step)
+        warpgroup = lax.axis_index("warpgroup")
+        half = half_of(piece, warpgroup, spec)
+        elements, own = pl.ds(chunk * _MERGED, _MERGED), pl.ds(warpgroup * ROWS, ROWS)
+        parts = averages_ref.at[:, within, own, elements], log_sums_ref.at[:, within, own]
+
+        @pl.when(half.num_tokens > 0)
+        def _() -> None:
+            out = _average(*parts, place, splits).astype(spec.out_dtype)
+            store_output(out, rows.at[warpgroup], out_ref, half, spec, elements)
+
+        return carry
+
+    lax.fori_loop(0, pl.cdiv(jnp.maximum(count - program, 0), programs), turn, jnp.int32(0))
+
+
+def _average(
+    averages_ref: Ref, log_sums_ref: Ref, place: jax.Array, splits: jax.Array
+) -> jax.Array:
+    """[ROWS, _MERGED] of `averages` [MOST_PLACES, ROWS, _MERGED], so many from `place` on."""
+    shape = (ROWS, _MERGED)
 
     def fold(n: jax.Array, running: Running) -> Running:
         out, maximum, total = running
         index = [n * _AT_ONCE + k for k in range(_AT_ONCE)]
         places = [place + jnp.minimum(k, splits - 1) for k in index]
-        sums = [
-            plgpu.load(log_sums_ref.at[each, within, own], layout=ROW, optimized=False)
-            for each in places
-        ]
-        parts = [
-            plgpu.load(
-                averages_ref.at[each, within, own, elements],
-                layout=plgpu.Layout.WGMMA,
-                optimized=False,
-            )
-            for each in places
-        ]
+        load = functools.partial(plgpu.load, optimized=False)
+        sums = [load(log_sums_ref.at[each], layout=ROW) for each in places]
+        parts = [load(averages_ref.at[each], layout=plgpu.Layout.WGMMA) for each in places]
         sums = [jnp.where(k < splits, s, MASKED) for k, s in zip(index, sums, strict=True)]
         new_maximum = functools.reduce(jnp.maximum, sums, maximum)
         decay = jnp.exp2(maximum - new_maximum)
@@ -263,15 +281,10 @@ def _merge_kernel(
             out += part * wide(weight, shape)
         return out, new_maximum, sum(weights, total * decay)
 
-    half = half_of(locate(entry * spec.cut.per_tile + within, spec.cut, step), warpgroup, spec)
-
-    @pl.when((splits > 0) & (half.num_tokens > 0))
-    def _() -> None:
-        running = (
-            plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA),
-            plgpu.layout_cast(jnp.full(ROWS, LOWEST, jnp.float32), ROW),
-            plgpu.layout_cast(jnp.zeros(ROWS, jnp.float32), ROW),
-        )
-        out, _, total = lax.fori_loop(0, pl.cdiv(splits, _AT_ONCE), fold, running)
-        out = (out / wide(total, shape)).astype(spec.out_dtype)
-        store_output(out, rows.at[warpgroup], out_ref, half, spec, elements)
+    running = (
+        plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA),
+        plgpu.layout_cast(jnp.full(ROWS, LOWEST, jnp.float32), ROW),
+        plgpu.layout_cast(jnp.zeros(ROWS, jnp.float32), ROW),
+    )
+    out, _, total = lax.fori_loop(0, pl.cdiv(splits, _AT_ONCE), fold, running)
+    return out / wide(total, shape)
