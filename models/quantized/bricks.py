@@ -67,12 +67,13 @@ class InBricks(Unfused, Portable):
 def _in_pieces(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
     """What a function makes of rows [T, K], in as few pieces of one size as the kernel takes.
 
-    In a loop, whose turns write to the result: pieces to be joined would be there beside it.
+    In a loop, whose turns write to the result: pieces to be joined would be there beside it, as
+    would those that the kernel had to fill up.
     """
     pieces = ceil(len(x) / matmul.MOST_NARROW_ROWS)
     if pieces == 1:
         return function(x)
-    padded = jnp.pad(x, ((0, -len(x) % pieces), (0, 0)))
+    padded = jnp.pad(x, ((0, -len(x) % (pieces * matmul.ROW_UNIT)), (0, 0)))
     made = jax.lax.map(function, padded.reshape(pieces, -1, x.shape[1]))
     return made.reshape(-1, made.shape[-1])[: len(x)]
 

@@ -177,7 +177,7 @@ def test_groups_on_hopper_multiply_as_elsewhere(asymmetric, ordered, monkeypatch
     near(faster.gated(x, "silu"), weight.gated(x, "silu"))
 
 
-@pytest.mark.parametrize(("rows", "piece"), [(9, 5), (32, 8), (33, None)])
+@pytest.mark.parametrize(("rows", "piece"), [(25, 16), (96, 24), (97, None)])
 def test_more_rows_on_hopper_are_multiplied_in_even_pieces(rows, piece, monkeypatch):
     """Beyond four, the weight is written out; either way, products are the same to rounding."""
     rng = np.random.default_rng(0)
@@ -195,7 +195,7 @@ def test_more_rows_on_hopper_are_multiplied_in_even_pieces(rows, piece, monkeypa
         return kernel(x, *args, **how)
 
     monkeypatch.setattr(matmul, "narrow_matmul", noted)
-    monkeypatch.setattr(matmul, "MOST_NARROW_ROWS", 8)
+    monkeypatch.setattr(matmul, "MOST_NARROW_ROWS", 24)
     x = jnp.asarray(drawn(3, rows, 256), jnp.bfloat16)
     found = faster(x, F32)
     assert pieces == ({piece} if piece else set())
