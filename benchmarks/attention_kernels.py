@@ -151,6 +151,10 @@ def cases() -> Iterator[Case]:
         backends = every if query == 512 else fast
         yield Case(f"prefill {query} on {context}", ((query, context),), 1, backends)
     yield Case("prefill 2048 on 6144, of 256", ((2048, 6144),), 256, fast)
+    for query in (16, 64, 256, 640, 1024):
+        yield Case(f"chunk {query} on 30000", ((query, 30_000),), 256, ("mosaic",))
+    beside = ((64, 30_000), (300, 0), (300, 0))
+    yield Case("chunk 64 on 30000 beside 2 x 300", beside, 256, ("mosaic",))
     short = tuple((64, 64 * n) for n in range(32))
     yield Case("prefill 32 x 64 on 0-1984", short, 256, fast)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable
 
 import jax
@@ -144,6 +145,18 @@ def test_the_mosaic_decode_kernels_do_not_spill(shape: Shape, ptxas: Callable[[]
     said = ptxas()
     assert aot.nothing_spilled(said)
     assert said.count("spill stores") == said.count("entry function 'paged_decode") == 2
+
+
+@pytest.mark.parametrize("kv_dtype", [None, "int8"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_mosaic_prefill_kernels_spill_little_where_they_split_contexts(
+    head_dim: int, kv_dtype: str | None, ptxas: Callable[[], str]
+) -> None:
+    compiled(dataclasses.replace(MIXED, head_dim=head_dim, kv_dtype=kv_dtype), "mosaic")
+    said = re.findall(r"entry function '(\w+)_mosaic_gpu.*\n.* (\d+) bytes spill stores", ptxas())
+    spilled = {name: int(stores) for name, stores in said}
+    assert spilled["paged_prefill_merge"] == 0
+    assert spilled["paged_prefill_mosaic"] < 256  # numbers that wait for the end of a piece
 
 
 @pytest.mark.slow

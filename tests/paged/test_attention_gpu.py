@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -99,6 +100,21 @@ HOPPER = (
 def test_mosaic_shapes(shape: Shape, rows: list[Row]) -> None:
     skip_unless_it_runs("mosaic")
     check(shape, rows, "mosaic")
+
+
+LONG = (
+    *([Row(30_000, query)] for query in (2, 16, 64, 300)),
+    [Row(20, 1), Row(20_000, 90), Row(0, 100), Row(9_000, 33), Row(31_999, 1)],
+)
+
+
+@pytest.mark.parametrize("kv_dtype", [None, "fp8", "int8"])
+@pytest.mark.parametrize("shape", [*HOPPER, replace(HALF, heads=32, window=9000)], ids=str)
+def test_mosaic_splits_long_contexts(shape: Shape, kv_dtype: str | None) -> None:
+    skip_unless_it_runs("mosaic")
+    shape = replace(shape, kv_dtype=kv_dtype, num_tokens=300, num_rows=5, max_len=32_000)
+    for rows in LONG:
+        check(shape, rows, "mosaic")
 
 
 @pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2", "int8"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged import attention
 from paged.attention import AttentionMetadata, Scoring
-from paged.attention.mosaic import TILE_SIZE, decode, mosaic_decode, mosaic_prefill, prefill
+from paged.attention.mosaic import TILE_SIZE, decode, mosaic_decode, mosaic_prefill, prefill, splits
 from paged.attention.tiling import (
     DecodeTiling,
     Heads,
@@ -111,6 +112,49 @@ def test_sinks() -> None:
 
 def test_nothing_to_do() -> None:
     check(SHAPE, [Row(15, 1)], "interpreted")
+
+
+LONG = [Row(5, 1), Row(1500, 20), Row(0, 40)]
+"""Of which the second is split, where there are enough programs."""
+
+
+def check_splits(monkeypatch: pytest.MonkeyPatch, shape: Shape) -> None:
+    """What is computed is the same, and something is split."""
+    monkeypatch.setattr(prefill, "MULTIPROCESSORS", 6)
+    counts: list[int] = []
+
+    def split_tiles(*args: Any) -> splits.Splits:
+        found = splits.split_tiles(*args)
+        jax.debug.callback(lambda merges: counts.append(int(merges[0, 1])), found.merges)
+        return found
+
+    monkeypatch.setattr(prefill, "split_tiles", split_tiles)
+    tiling = Tilings(prefill=((1, MosaicPrefill(span=64, programs=3)),))
+    shape = replace(shape, max_len=1600, num_tokens=100)
+    check(shape, LONG, "interpreted", tilings=tiling)
+    jax.effects_barrier()
+    assert max(counts) > 1
+
+
+def test_long_contexts_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_splits(monkeypatch, replace(SHAPE, window=1300, sinks=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"heads": 1, "page_size": 8, "window": 600},
+        {"heads": 8, "kv_heads": 2, "head_dim": 128, "page_size": 128},
+        {"heads": 7, "head_dim": 256, "soft_cap": 30.0},
+        {"heads": 24, "kv_heads": 2, "head_dim": 192, "sinks": True},
+        {"dtype": "float16", "kv_dtype": "int8", "head_dim": 128},
+        {"kv_dtype": "fp8"},
+    ],
+    ids=str,
+)
+def test_sweep_of_split_contexts(monkeypatch: pytest.MonkeyPatch, options: dict[str, int]) -> None:
+    check_splits(monkeypatch, Shape(**{**dataclasses.asdict(SHAPE), **options}))
 
 
 def test_decode_over_pages_of_8_bits() -> None:

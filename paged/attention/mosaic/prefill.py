@@ -30,17 +30,27 @@ from paged.attention.mosaic.rows import (
     Running,
     Spec,
     accumulate,
+    half_of,
     query_head,
     softmax,
     start,
+    store_output,
     visible_to_rows,
     wide,
 )
 from paged.attention.mosaic.scales import in_one_line
 from paged.attention.mosaic.spans import clear_outside
+from paged.attention.mosaic.splits import (
+    Task,
+    merged,
+    result_shapes,
+    split_tiles,
+    task_of,
+    worth_splitting,
+)
 from paged.attention.mosaic.widening import Ring, Source, Words, copy_and_widen
 from paged.attention.mosaic.words import saturated
-from paged.attention.pieces import Cut, Piece, Step, in_turn, locate, stretches
+from paged.attention.pieces import Cut, Piece, Step, in_turn
 from paged.attention.scoring import Scoring
 from paged.attention.tiling import Heads, MosaicPrefill, TritonPrefill
 from paged.cache import Pages
@@ -93,11 +103,13 @@ def mosaic_prefill(
 ) -> jax.Array:
     """The kernel alone; `interpret` runs it on a CPU."""
     spec = _make_spec(q, pages, meta, scoring, tiling, interpret is not None)
-    step = Step.of(meta)
-    return plgpu.kernel(
+    splits = split_tiles(meta, spec, MULTIPROCESSORS) if spec.splits else None
+    step = Step.of(meta) if splits is None else splits.step
+    shape = jax.ShapeDtypeStruct(q.shape, q.dtype)
+    out, *results = plgpu.kernel(
         functools.partial(_kernel, spec=spec),
         kernel_name="paged_prefill_mosaic",
-        out_type=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        out_type=[shape, *(result_shapes(spec) if splits else ())],
         grid=(min(tiling.programs * MULTIPROCESSORS, len(step.tiles) * spec.cut.per_tile),),
         grid_names=("program",),
         num_threads=COMPUTERS + 1,
@@ -111,7 +123,8 @@ def mosaic_prefill(
             unsafe_no_auto_barriers=spec.narrow,
         ),
         interpret=interpret,
-    )(q, pages.values, meta.page_tables, in_one_line(pages.scales, meta.page_tables), sinks, *step)
+    )(q, pages.values, meta.page_tables, in_one_line(pages.scales, meta.page_tables), sinks, step)
+    return out if splits is None else merged(out, results, splits, spec, interpret)
 
 
 def _make_spec(
@@ -123,14 +136,15 @@ def _make_spec(
     interpreted: bool,
 ) -> Spec:
     heads = Heads.of(q, pages)
+    cut = Cut.of(
+        heads.group,
+        pages.kv_heads,
+        meta.tile_size,
+        queries=COMPUTERS * ROWS,
+        max_members=8,  # a member's tokens make whole rows of 8 in the tiles of `_Shared`
+    )
     return Spec(
-        cut=Cut.of(
-            heads.group,
-            pages.kv_heads,
-            meta.tile_size,
-            queries=COMPUTERS * ROWS,
-            max_members=8,  # a member's tokens make whole rows of 8 in the tiles of `_Shared`
-        ),
+        cut=cut,
         head_dim=heads.size,
         kv_heads=pages.kv_heads,
         page_size=heads.page_size,
@@ -138,6 +152,7 @@ def _make_spec(
         span=tiling.span,
         stages=tiling.stages,
         lead=_lead(heads, tiling),
+        splits=worth_splitting(pl.cdiv(len(q), cut.tokens) * cut.heads, MULTIPROCESSORS),
         scoring=scoring,
         dtype=heads.product_dtype,
         out_dtype=heads.dtype,
@@ -219,23 +234,24 @@ def _kernel(
     tables_ref: Ref,
     scales: tuple[Ref, Ref] | None,
     sinks_ref: Ref | None,
-    rows_ref: Ref,
-    tiles_ref: Ref,
-    num_tiles_ref: Ref,
+    step: Step,
     out_ref: Ref,
-    shared: _Shared,
-    *,
+    *refs: Any,
     spec: Spec,
 ) -> None:
-    """All pieces of one program; see `pieces.Step` for the shape of the step."""
-    step = Step(rows_ref, tiles_ref, num_tiles_ref)
+    """All pieces of one program.
+
+    `refs` are, if contexts are split, those of what splits come to, and shared memory.
+    """
+    *results, shared = refs
     warpgroup = lax.axis_index("warpgroup")
 
     @pl.when(warpgroup < COMPUTERS)
     def _() -> None:
         # Three times the 168 registers that each warpgroup starts with, shared out anew.
         plgpu.set_max_registers(216 if spec.narrow else 232, action="increase")
-        computer = functools.partial(_compute, warpgroup, q_ref, sinks_ref, out_ref, shared, spec)
+        outputs = out_ref, *results
+        computer = functools.partial(_compute, warpgroup, q_ref, sinks_ref, outputs, shared, spec)
         _for_each_piece(step, spec, computer)
 
     @pl.when(warpgroup == _MEMORY)
@@ -253,28 +269,26 @@ def _kernel(
         _drain(copied, shared, spec)
 
 
-def _for_each_piece(step: Step, spec: Spec, work: Callable[[Piece, jax.Array], None]) -> jax.Array:
-    """Call `work(piece, spans done before)` for this program's pieces; gives all spans done."""
+def _for_each_piece(step: Step, spec: Spec, work: Callable[[Task, jax.Array], None]) -> jax.Array:
+    """Call `work(task, spans done before)` for this program's pieces; gives all spans done."""
     program, programs = lax.axis_index("program"), lax.axis_size("program")
     num_pieces = step.num_tiles[0] * spec.cut.per_tile
 
     def turn(n: jax.Array, done: jax.Array) -> jax.Array:
         index = in_turn(n, program, programs, num_pieces)
-        piece = locate(jnp.maximum(index, 0), spec.cut, step)
-        here = (index >= 0) & (piece.num_tokens > 0)
-        pl.when(here)(lambda: work(piece, done))
-        all_of_it = stretches(piece, spec.scoring.window, spec.span)
-        return done + jnp.where(here, all_of_it[-1].until - all_of_it[0].since, 0)
+        task = task_of(jnp.maximum(index, 0), step, spec)
+        here = (index >= 0) & (task.piece.num_tokens > 0)
+        pl.when(here)(lambda: work(task, done))
+        return done + jnp.where(here, task.num_spans, 0)
 
     return lax.fori_loop(0, pl.cdiv(num_pieces, programs), turn, jnp.int32(0))
 
 
 def _copy(
-    pages_ref: Ref, tables_ref: Ref, shared: _Shared, spec: Spec, piece: Piece, done: jax.Array
+    pages_ref: Ref, tables_ref: Ref, shared: _Shared, spec: Spec, task: Task, done: jax.Array
 ) -> None:
     """Copy the keys and values that a piece sees into the ring, as its buffers become free."""
-    visits = stretches(piece, spec.scoring.window, spec.span)
-    since, until = visits[0].since, visits[-1].until
+    piece, (since, until) = task.piece, task.spans
 
     def table_entries(i: jax.Array) -> tuple[jax.Array, ...]:
         # Behind the table's end any page will do: what lies behind the sequence's is masked.
@@ -319,25 +333,25 @@ def _compute(
     warpgroup: jax.Array,
     q_ref: Ref,
     sinks_ref: Ref | None,
-    out_ref: Ref,
+    outputs: tuple[Ref, ...],
     shared: _Shared,
     spec: Spec,
-    piece: Piece,
+    task: Task,
     done: jax.Array,
 ) -> None:
     """Attention of one warpgroup's half of a piece."""
-    half = _half_of(piece, warpgroup, spec)
+    piece = task.piece
+    half = half_of(piece, warpgroup, spec)
     _load_queries(warpgroup, q_ref, shared, spec, half)
     take_turns = functools.partial(_take_turns, shared)
     window = spec.scoring.window
     oldest = jnp.int32(0) if window is None else piece.first - window + 1
-    visits = stretches(piece, window, spec.span)
-    running = start(sinks_ref, half, spec)
+    running = start(sinks_ref, half, spec, counts=task.split == 0)
     pl.when(warpgroup == 1)(take_turns)  # it runs half a span behind the other
-    for stretch in visits:
+    for stretch in task.visits:
 
         def visit(i: jax.Array, running: Running, whole: bool = stretch.whole) -> Running:
-            slot = lax.rem(done + i - visits[0].since, spec.stages)
+            slot = lax.rem(done + i - task.spans[0], spec.stages)
             plgpu.barrier_wait(shared.k_full.at[slot])
             products = _products(warpgroup, slot, shared, spec)
             plgpu.barrier_arrive(shared.k_free.at[slot])
@@ -355,19 +369,23 @@ def _compute(
 
         running = lax.fori_loop(stretch.since, stretch.until, visit, running)
     pl.when(warpgroup == 0)(take_turns)
-    out, _, total = running
-    out = (out / wide(total, out.shape)).astype(q_ref.dtype)
-    _store_output(warpgroup, out, out_ref, shared, spec, half)
+    out, maximum, total = running
+    out /= wide(total, out.shape)
 
+    def store() -> None:
+        rows = shared.rows.at[warpgroup]
+        store_output(out.astype(spec.out_dtype), rows, outputs[0], half, spec)
 
-def _half_of(piece: Piece, warpgroup: jax.Array, spec: Spec) -> Piece:
-    """The part of a piece that a warpgroup computes: its first or second tokens."""
-    before = warpgroup * spec.tokens
-    return piece._replace(
-        token=piece.token + before,
-        num_tokens=jnp.minimum(piece.num_tokens - before, spec.tokens),
-        first=piece.first + before,
-    )
+    if not spec.splits:
+        store()
+        return
+    pl.when(task.splits == 1)(store)
+
+    @pl.when(task.splits > 1)
+    def _() -> None:
+        _, averages, log_sums = outputs
+        place = task.place, task.within, pl.ds(warpgroup * ROWS, ROWS)
+        averages[place], log_sums[place] = out, maximum + jnp.log2(total)
 
 
 def _take_turns(shared: _Shared) -> None:
@@ -406,32 +424,3 @@ def _load_queries(
         plgpu.commit_smem()
     shared.q[warpgroup] = saturated(rows, spec.dtype)
     plgpu.commit_smem()
-
-
-def _store_output(
-    warpgroup: jax.Array, out: jax.Array, out_ref: Ref, shared: _Shared, spec: Spec, half: Piece
-) -> None:
-    """Copy out the rows of a warpgroup that have a token and a member."""
-    shared.rows[warpgroup] = out
-    plgpu.commit_smem()
-    complete = half.num_tokens == spec.tokens
-    for m in range(spec.cut.members):
-        member = half.first_member + m
-        head, exists = half.head * spec.cut.group + member, member < spec.cut.group
-
-        @pl.when(complete & exists)
-        def _(m: int = m, head: jax.Array = head) -> None:
-            source = shared.rows.at[warpgroup, pl.ds(m * spec.tokens, spec.tokens)]
-            plgpu.copy_smem_to_gmem(source, out_ref.at[pl.ds(half.token, spec.tokens), head])
-
-        # The tokens that follow a chunk are another row's: its end is copied one by one.
-        @pl.when(~complete & exists)
-        def _(m: int = m, head: jax.Array = head) -> None:
-            def copy_one(t: jax.Array, carry: jax.Array) -> jax.Array:
-                source = shared.rows.at[warpgroup, m * spec.tokens + t]
-                plgpu.copy_smem_to_gmem(source, out_ref.at[half.token + t, head])
-                return carry
-
-            lax.fori_loop(0, half.num_tokens, copy_one, jnp.int32(0))
-
-    plgpu.wait_smem_to_gmem(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,7 @@ class Spec:
         span: positions a buffer of the ring holds.
         stages: buffers of the ring, for keys and for values.
         lead: spans of words that are on their way at a time, see `widening`.
+        splits: whether contexts may be split, see `splits`.
         scoring: see `Scoring`.
         dtype: of what is multiplied.
         out_dtype: of queries as they come, and of output.
@@ -48,6 +50,7 @@ class Spec:
     span: int
     stages: int
     lead: int
+    splits: bool
     scoring: Scoring
     dtype: jnp.dtype
     out_dtype: jnp.dtype
@@ -84,16 +87,17 @@ def query_head(m: int, half: Piece, spec: Spec) -> jax.Array:
     return half.head * spec.cut.group + jnp.minimum(half.first_member + m, spec.cut.group - 1)
 
 
-def start(sinks_ref: Ref | None, half: Piece, spec: Spec) -> Running:
-    """The softmax over nothing, or over the sinks of the warpgroup's rows."""
+def start(sinks_ref: Ref | None, half: Piece, spec: Spec, *, counts: jax.Array | bool) -> Running:
+    """The softmax over nothing, or over the sinks of the warpgroup's rows if they count here."""
     out = plgpu.layout_cast(jnp.zeros((ROWS, spec.head_dim), jnp.float32), plgpu.Layout.WGMMA)
     maximum = plgpu.layout_cast(jnp.full(ROWS, LOWEST, jnp.float32), ROW)
-    total = plgpu.layout_cast(jnp.full(ROWS, sinks_ref is not None, jnp.float32), ROW)
+    total = plgpu.layout_cast(jnp.zeros(ROWS, jnp.float32), ROW)
     if sinks_ref is not None:
+        total += jnp.where(counts, 1.0, 0.0)
         row = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
         for m in range(spec.cut.members):
             sink = sinks_ref[query_head(m, half, spec)] * LOG2_E
-            maximum = jnp.where(row >= m * spec.tokens, sink, maximum)
+            maximum = jnp.where((row >= m * spec.tokens) & counts, sink, maximum)
     return out, maximum, total
 
 
@@ -143,3 +147,49 @@ def visible_to_rows(begin: jax.Array, half: Piece, spec: Spec) -> jax.Array:
     visible = distance >= 0
     window = spec.scoring.window
     return visible if window is None else visible & (distance < window)
+
+
+def half_of(piece: Piece, warpgroup: jax.Array, spec: Spec) -> Piece:
+    """The part of a piece that a warpgroup computes: its first or second tokens."""
+    before = warpgroup * spec.tokens
+    return piece._replace(
+        token=piece.token + before,
+        num_tokens=jnp.minimum(piece.num_tokens - before, spec.tokens),
+        first=piece.first + before,
+    )
+
+
+def store_output(
+    out: jax.Array, rows: Ref, out_ref: Ref, half: Piece, spec: Spec, elements: Any = slice(None)
+) -> None:
+    """Copy out what a warpgroup computed, of rows that have a token and a member.
+
+    Args:
+        out: [ROWS, E].
+        rows: [ROWS, E] shared memory to copy from.
+        elements: those of a head, of `out_ref` [T, Hq, D].
+    """
+    rows[...] = out
+    plgpu.commit_smem()
+    complete = half.num_tokens == spec.tokens
+    for m in range(spec.cut.members):
+        member = half.first_member + m
+        head, exists = half.head * spec.cut.group + member, member < spec.cut.group
+
+        @pl.when(complete & exists)
+        def _(m: int = m, head: jax.Array = head) -> None:
+            source = rows.at[pl.ds(m * spec.tokens, spec.tokens)]
+            target = out_ref.at[pl.ds(half.token, spec.tokens), head, elements]
+            plgpu.copy_smem_to_gmem(source, target)
+
+        # The tokens that follow a chunk are another row's: its end is copied one by one.
+        @pl.when(~complete & exists)
+        def _(m: int = m, head: jax.Array = head) -> None:
+            def copy_one(t: jax.Array, carry: jax.Array) -> jax.Array:
+                source = rows.at[m * spec.tokens + t]
+                plgpu.copy_smem_to_gmem(source, out_ref.at[half.token + t, head, elements])
+                return carry
+
+            lax.fori_loop(0, half.num_tokens, copy_one, jnp.int32(0))
+
+    plgpu.wait_smem_to_gmem(0)

@@ -17,8 +17,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged.attention.mosaic.rows import ROWS, Spec
 from paged.attention.mosaic.scales import Ahead, ScaledSpans, by_rows, of_keys, of_values
+from paged.attention.mosaic.splits import Task
 from paged.attention.mosaic.words import WIDE, columns_of_tile, widened
-from paged.attention.pieces import Piece, stretches
 from paged.cache import WORD
 from paged.kernels import Ref, swizzled
 
@@ -75,11 +75,10 @@ class Source(NamedTuple):
 
 
 def copy_and_widen(
-    source: Source, words: Words, ring: Ring, spec: Spec, piece: Piece, done: jax.Array
+    source: Source, words: Words, ring: Ring, spec: Spec, task: Task, done: jax.Array
 ) -> None:
     """Bring the keys and values that a piece sees into the ring, as its buffers become free."""
-    visits = stretches(piece, spec.scoring.window, spec.span)
-    since, until = visits[0].since, visits[-1].until
+    piece, (since, until) = task.piece, task.spans
     rows = min(spec.page_size, spec.span)
 
     def table_entries(i: jax.Array) -> tuple[jax.Array, ...]:
