@@ -51,7 +51,7 @@ from paged.runtime.runner import InFlight, SlotRequest, StepResult
 from paged.runtime.scheduler import Scheduler
 from paged.runtime.scores import keep_prompt_scores, scores_of
 from paged.runtime.sequence import FinishReason, Sequence, SequenceLimits
-from paged.runtime.setup import open_disk_tier, prepare
+from paged.runtime.setup import open_disk_tier, prepare, within_memory
 from paged.runtime.step_device import Device, alone
 from paged.runtime.step_record import StepRecord
 from paged.runtime.transfer.asking import RemotePrefills
@@ -100,9 +100,10 @@ class EngineCore:
             self.memory.num_host_pages,
         )
         self._scheduler = Scheduler(scheduling, self._pool)
-        self._disk = open_disk_tier(config, self._runner, self._pool, scheduling)
-        self.served = ServedPrefills.of(config, self._runner, scheduling, self.vocab_size)
-        self.remote = RemotePrefills.of(config, self._runner, self._pool, scheduling)
+        with within_memory(config):  # they ask for the model's name, which all weights count in
+            self._disk = open_disk_tier(config, self._runner, self._pool, scheduling)
+            self.served = ServedPrefills.of(config, self._runner, scheduling, self.vocab_size)
+            self.remote = RemotePrefills.of(config, self._runner, self._pool, scheduling)
         self._eos = source.eos_token_ids
         self._seeds = random.Random(config.seed)
         self._requests: dict[str, LiveRequest] = {}

@@ -59,16 +59,16 @@ class Programs:
 def step_memory(shapes: StepShapes, params: Any, compiler: Compiler) -> int:
     """Bytes of device memory that steps need beside parameters, state and pages.
 
-    That of the largest programs, which is the same however many pages there will be. Programs that
-    take no pages are begun: they would be waited for later.
+    That of the largest programs, which is the same however many pages there will be. XLA may tune
+    the product with the vocabulary of each sampling mode to another way, and other memory. Programs
+    that take no pages are begun: they would be waited for later.
     """
     jobs = dict(all_jobs(shapes, abstract(params)))
     rows = shapes.buckets.max_num_seqs
     largest = (
         ("forward", Bucket(rows, rows, True)),
         ("forward", shapes.buckets.all()[0]),
-        ("sample", shapes.buckets.sampling[-1], SamplingMode.FILTERED),
-        ("sample", shapes.buckets.sampling[-1], SamplingMode.LOGPROBS),
+        *(("sample", shapes.buckets.sampling[-1], mode) for mode in SamplingMode),
         ("score", shapes.buckets.mixed[-1]),
     )
     first, fixed = {key: jobs[key] for key in largest if key in jobs}, _fixed(shapes)

@@ -127,18 +127,19 @@ def prepare(
         ConfigError: see `prepare_device`.
     """
     device, memory = prepare_device(config, source, clock, progress=progress)
-    with clock.phase("compile"):
-        runner = StepRunner(lead(device))
-    scheduling = scheduler_config(config, runner.shapes)
-    if memory.weights_on_host:
-        layers = device.params.layers
-        counts = sum(isinstance(each, OnHost) for each in layers), len(layers)
-        seconds = runner.measure_smallest_step()
-        logger.warning("%s", cost_report(*counts, memory.weights_on_host, seconds))
-    if memory.num_host_pages:
-        costs = runner.measure_loads()
-        logger.info("%s", costs.report(memory.bytes_per_host_page))
-        scheduling = replace(scheduling, load_costs=costs)
+    with within_memory(config):
+        with clock.phase("compile"):
+            runner = StepRunner(lead(device))
+        scheduling = scheduler_config(config, runner.shapes)
+        if memory.weights_on_host:
+            layers = device.params.layers
+            counts = sum(isinstance(each, OnHost) for each in layers), len(layers)
+            seconds = runner.measure_smallest_step()
+            logger.warning("%s", cost_report(*counts, memory.weights_on_host, seconds))
+        if memory.num_host_pages:
+            costs = runner.measure_loads()
+            logger.info("%s", costs.report(memory.bytes_per_host_page))
+            scheduling = replace(scheduling, load_costs=costs)
     return runner, scheduling, memory
 
 
@@ -154,16 +155,27 @@ def prepare_device(
         ConfigError: the flags do not go together or do not fit the device. Nothing is loaded then,
             unless something else takes the device's memory meanwhile.
     """
-    try:
+    with within_memory(config):
         return _prepare_device(config, source, clock, progress=progress)
+
+
+@contextmanager
+def within_memory(config: EngineConfig) -> Iterator[None]:
+    """Tell in one line if a device has run out of memory while an engine starts.
+
+    Raises:
+        ConfigError: it has.
+    """
+    try:
+        yield
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise ConfigError(
-            "The device has run out of memory while the model was loaded. See with `nvidia-smi` "
+            "The device has run out of memory while the engine was started. See with `nvidia-smi` "
             "whether something else uses it, and lower --gpu-memory-utilization "
-            f"(it is {config.gpu_memory_utilization:g}), --max-num-batched-tokens or "
-            "--max-num-seqs: see docs/failures.md#out-of-memory."
+            f"(it is {config.gpu_memory_utilization:g}), --max-num-batched-tokens, --max-num-seqs "
+            "or, if you gave it, --kv-cache-memory-bytes: see docs/failures.md#out-of-memory."
         ) from error
 
 

@@ -27,7 +27,13 @@ from paged.runtime.pooling.abilities import Abilities
 from paged.runtime.pooling.grid import Grid
 from paged.runtime.pooling.runner import PoolingRunner, compile_programs
 from paged.runtime.pooling.worker import Runner
-from paged.runtime.setup import claim_devices, free_memory, tell_quantization, timed
+from paged.runtime.setup import (
+    claim_devices,
+    free_memory,
+    tell_quantization,
+    timed,
+    within_memory,
+)
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,8 @@ def prepare_pooling(
     """Settle every shape, compile every program and load the weights.
 
     Raises:
-        ConfigError: the flags do not go together or do not fit the device. Nothing is loaded then.
+        ConfigError: the flags do not go together or do not fit the device. Nothing is loaded then,
+            unless something else takes the device's memory meanwhile.
     """
     if config.cpu_offload_gb:
         raise ConfigError(
@@ -124,7 +131,8 @@ def prepare_pooling(
     budget = None if device.platform == "cpu" else free_memory(device)
     limits = step_limits(config, budget)
     grid = Grid.make(length, limits.max_num_seqs, limits.max_num_batched_tokens)
-    runner = _load(config, source, embedder, grid, budget, progress=progress)
+    with within_memory(config):
+        runner = _load(config, source, embedder, grid, budget, progress=progress)
     abilities = Abilities(
         scores=embedder.scores,
         size=embedder.size,

@@ -15,7 +15,8 @@ import pytest
 from msgspec.structs import replace
 
 from paged.models.loading import ModelSource, resolve_model
-from paged.runtime import backend
+from paged.runtime import backend, setup
+from paged.runtime import core as core_module
 from paged.runtime.config import EngineConfig
 from paged.runtime.core import EngineCore
 from paged.runtime.engine_state import EngineState
@@ -471,3 +472,31 @@ def test_the_longest_length_that_fits(source: ModelSource, compile_cache: str) -
     assert core.max_model_len == 72
     assert len(run(core, make_request("full", prompt_of(60)))["full", 0]) == 12
     core.close()
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(setup, "StepDevice"), (setup, "StepRunner"), (core_module, "open_disk_tier")],
+    ids=["loading", "first-steps", "fingerprint"],
+)
+def test_a_start_that_runs_out_of_memory_says_what_to_do(
+    module: Any,
+    name: str,
+    source: ModelSource,
+    compile_cache: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever needs it; another failure of the device is left as it is."""
+    failure = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 3.71GiB."
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise jax.errors.JaxRuntimeError(failure)
+
+    monkeypatch.setattr(module, name, fail)
+    with pytest.raises(
+        ConfigError, match=r"while the engine was started.* \(it is 0\.9\), .*--max-num-seqs"
+    ):
+        make_core(source, compile_cache)
+    failure = "INTERNAL: an illegal instruction"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        make_core(source, compile_cache)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,8 @@ from paged.models.quantized import made_on_load, quantized
 from paged.models.registry import get_family, model_config
 from paged.models.weights import for_device, param_shapes
 from paged.runtime.buckets import Bucket, Buckets
+from paged.runtime.programs import all_jobs
+from paged.runtime.sampler import SamplingMode
 from paged.runtime.steps import StepShapes, forward
 from tests.paged import aot
 
@@ -38,19 +41,31 @@ MODEL = model_config(
 BF16 = jnp.dtype(jnp.bfloat16)
 
 
+@pytest.fixture(scope="module")
+def shapes() -> StepShapes:
+    """Of the most rows and tokens of a step."""
+    cache = CacheSpec(1, 4099, 16, MODEL.num_kv_heads, MODEL.head_dim, BF16)
+    family = get_family(MODEL.architecture)
+    return StepShapes(family, MODEL, cache, Buckets.make(1024, 8192), 8192, "mosaic")
+
+
+def params_of(shapes: StepShapes, name: str, excluded: list[str]) -> Any:
+    """Shapes of weights that are made of a kind."""
+    specs = quantized(shapes.family.specs(MODEL), made_on_load(name, excluded))
+    return for_device(param_shapes(specs, BF16), aot.H200.device)
+
+
 @pytest.mark.parametrize("name", ["fp8", "int4"])
 @pytest.mark.parametrize(
     "bucket", [Bucket(32, 32, True), Bucket(8192, 1024, False)], ids=["32", "mixed"]
 )
-def test_a_step_takes_no_more_memory_than_with_plain_weights(bucket: Bucket, name: str) -> None:
-    cache = CacheSpec(1, 4099, 16, MODEL.num_kv_heads, MODEL.head_dim, BF16)
-    family = get_family(MODEL.architecture)
-    shapes = StepShapes(family, MODEL, cache, Buckets.make(1024, 8192), 8192, "mosaic")
-    specs = quantized(family.specs(MODEL), made_on_load(name, ["lm_head"]))
+def test_a_step_takes_no_more_memory_than_with_plain_weights(
+    bucket: Bucket, name: str, shapes: StepShapes
+) -> None:
     program = aot.compile_for_h200(
         functools.partial(forward, shapes=shapes, bucket=bucket),
-        for_device(param_shapes(specs, BF16), aot.H200.device),
-        PagedKVCache.shapes(cache),
+        params_of(shapes, name, ["lm_head"]),
+        PagedKVCache.shapes(shapes.cache),
         jax.eval_shape(shapes.slot_state),
         jax.ShapeDtypeStruct((shapes.layout(bucket).size,), jnp.int32),
         donate=(1, 2),
@@ -63,3 +78,16 @@ def test_a_step_takes_no_more_memory_than_with_plain_weights(bucket: Bucket, nam
     # The widest activations, twice, and what the attention of a few rows takes: as of plain ones.
     widest = bucket.num_tokens * 2 * MODEL.intermediate_size * BF16.itemsize
     assert report.temp_size_in_bytes < 2 * widest + 32 * 2**20
+
+
+def test_sampling_takes_little_more_memory_than_logits_of_narrow_weights(
+    shapes: StepShapes,
+) -> None:
+    """As with plain ones: a vocabulary of 4 bits that is written out takes a GiB."""
+    rows = shapes.buckets.sampling[-1]
+    job = dict(all_jobs(shapes, params_of(shapes, "int4", [])))[
+        "sample", rows, SamplingMode.FILTERED
+    ]
+    report = aot.compile_for_h200(job.function, *job.args, donate=job.donated).memory_analysis()
+    assert report is not None
+    assert report.temp_size_in_bytes < 1.3 * rows * MODEL.vocab_size * 4

@@ -164,7 +164,7 @@ def test_groups_on_hopper_multiply_as_elsewhere(asymmetric, ordered, monkeypatch
     inputs, shape = 256, (2, 2, 64)
     weight = GroupScaled(
         jnp.asarray(rng.integers(0, 256, (inputs // 2, 2, 64)), jnp.uint8),
-        jnp.asarray(rng.normal(size=shape) / 10, jnp.bfloat16),
+        jnp.asarray(rng.normal(size=shape) / 30, jnp.bfloat16),
         jnp.asarray(rng.integers(0, 16, shape), jnp.uint8) if asymmetric else None,
         jnp.asarray(rng.permutation(inputs), jnp.int32) if ordered else None,
         jnp.asarray(drawn(2, 2, 64)),
@@ -172,10 +172,37 @@ def test_groups_on_hopper_multiply_as_elsewhere(asymmetric, ordered, monkeypatch
     )
     faster = on_hopper(weight, monkeypatch)
     assert type(faster) is InBricks
-    for rows in (5, 264):  # the second has the weight written out
-        x = jnp.asarray(drawn(3, rows, inputs), jnp.bfloat16)
-        near(faster(x, F32), weight(x, F32))
+    x = jnp.asarray(drawn(3, 5, inputs), jnp.bfloat16)
+    near(faster(x, F32), weight(x, F32))
     near(faster.gated(x, "silu"), weight.gated(x, "silu"))
+
+
+@pytest.mark.parametrize(("rows", "piece"), [(25, 16), (96, 24), (97, None)])
+def test_more_rows_on_hopper_are_multiplied_in_even_pieces(rows, piece, monkeypatch):
+    """Beyond four, the weight is written out; either way, products are the same to rounding."""
+    rng = np.random.default_rng(0)
+    weight = GroupScaled(
+        jnp.asarray(rng.integers(0, 256, (128, 128)), jnp.uint8),
+        jnp.asarray(2.0 ** rng.integers(-5, -2, (2, 128)), jnp.bfloat16),  # no weight is rounded
+        jnp.asarray(rng.integers(0, 16, (2, 128)), jnp.uint8),
+        bits=4,
+    )
+    faster = on_hopper(weight, monkeypatch)
+    kernel, pieces = matmul.narrow_matmul, set()
+
+    def noted(x, *args, **how):
+        pieces.add(len(x))
+        return kernel(x, *args, **how)
+
+    monkeypatch.setattr(matmul, "narrow_matmul", noted)
+    monkeypatch.setattr(matmul, "MOST_NARROW_ROWS", 24)
+    x = jnp.asarray(drawn(3, rows, 256), jnp.bfloat16)
+    found = faster(x, F32)
+    assert pieces == ({piece} if piece else set())
+    written = matmul.expanded(faster.words, faster.scale, faster.zero)
+    exact = jnp.matmul(x.astype(F32), written.astype(F32).T, precision="highest")
+    assert found.dtype == F32
+    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-4)
 
 
 def test_tiles_on_hopper_multiply_as_elsewhere(monkeypatch):

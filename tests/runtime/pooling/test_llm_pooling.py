@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from paged.runtime.config import EngineConfig
 from paged.runtime.engine import load_engine
 from paged.runtime.errors import ConfigError, EngineDead, InvalidRequest, Unsupported
 from paged.runtime.llm import LLM
+from paged.runtime.pooling import setup as pooling_setup
 from paged.runtime.pooling.engine import wants_pooling
 from paged.runtime.pooling.grid import Grid
 from paged.runtime.pooling.runner import compile_programs
@@ -138,6 +140,19 @@ def test_who_wants_text_is_told_of_a_flag_only_if_it_helps(folder, name, can_mak
     with pytest.raises(ConfigError, match="gives embeddings or scores, not text") as caught:
         load_engine(EngineConfig(model=str(path)))
     assert ("--runner generate" in str(caught.value)) == can_make_text
+
+
+def test_a_start_that_runs_out_of_memory_says_what_to_do(folder, load, monkeypatch):
+    def compiled(*args: Any, **how: Any) -> dict[Any, Any]:
+        return {}
+
+    def fail(*args: Any) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    monkeypatch.setattr(pooling_setup, "compile_programs", compiled)
+    monkeypatch.setattr(pooling_setup, "PoolingRunner", fail)
+    with pytest.raises(ConfigError, match="has run out of memory while the engine was started"):
+        load(folder("bert"))
 
 
 @pytest.mark.parametrize(
