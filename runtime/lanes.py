@@ -41,7 +41,7 @@ class Lanes:
     long_prompt: int = 2048
     share: float = 0.85
     most_long: int = 1
-    alone: int = 1024
+    alone: int = 2048
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.share < 1:

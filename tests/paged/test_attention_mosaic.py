@@ -120,7 +120,7 @@ LONG = [Row(5, 1), Row(1500, 20), Row(0, 40)]
 
 def check_splits(monkeypatch: pytest.MonkeyPatch, shape: Shape) -> None:
     """What is computed is the same, and something is split."""
-    monkeypatch.setattr(prefill, "MULTIPROCESSORS", 6)
+    monkeypatch.setattr(prefill, "MULTIPROCESSORS", 12)
     counts: list[int] = []
 
     def split_tiles(*args: Any) -> splits.Splits:
@@ -144,7 +144,7 @@ def test_long_contexts_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"heads": 1, "page_size": 8, "window": 600},
+        {"heads": 1, "page_size": 8, "window": 1300},
         {"heads": 8, "kv_heads": 2, "head_dim": 128, "page_size": 128},
         {"heads": 7, "head_dim": 256, "soft_cap": 30.0},
         {"heads": 24, "kv_heads": 2, "head_dim": 192, "sinks": True},
