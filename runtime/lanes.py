@@ -91,7 +91,7 @@ class LongShare:
         """Tokens of a long prompt to compute now, at least one, and note that they are."""
         self.num_behind = max(self.num_behind - 1, 0)
         taken = self.num_taken + LEAST_CHUNK * self.num_behind
-        wanted = taken + self.costs.chunk(self.work, start)
+        wanted = self.num_taken + self.costs.chunk(self.work, start)
         if self.is_alone:
             length = padded(wanted, self.sizes) - taken
         else:
@@ -108,7 +108,7 @@ class LongShare:
         """The most tokens from `start` on with which the step, padding included, is not too long.
 
         Args:
-            taken: tokens of the step beside them.
+            taken: tokens of the step beside them, those kept for others among them.
             wanted: where they would end if there were no shapes.
         """
         ends = self.sizes[bisect_right(self.sizes, taken) :] or (wanted,)

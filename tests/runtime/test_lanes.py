@@ -189,8 +189,9 @@ def test_with_long_prompts_a_step_takes_little_longer_than_without(fixed: int) -
     assert num_least > 20 or fixed > 100
 
 
-def test_long_prompts_at_the_same_time_end_in_one_shape() -> None:
-    lanes = Lanes(long_prompt=100, most_long=2, alone=100)
+@pytest.mark.parametrize("alone", [100, 128])
+def test_long_prompts_at_the_same_time_end_in_one_shape(alone: int) -> None:
+    lanes = Lanes(long_prompt=100, most_long=2, alone=alone)
     idle = scheduler(lanes=lanes, step_sizes=SIZES)
     for number in range(2):
         idle.add(sequence(number, 900))
