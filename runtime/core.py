@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, wait
+from contextlib import ExitStack
 from functools import partial
 
 from paged.models.loading import ModelSource
@@ -100,10 +101,13 @@ class EngineCore:
             self.memory.num_host_pages,
         )
         self._scheduler = Scheduler(scheduling, self._pool)
-        with within_memory(config):  # they ask for the model's name, which all weights count in
+        # They ask for the model's name, which all weights count in.
+        with within_memory(config), ExitStack() as on_failure:
             self._disk = open_disk_tier(config, self._runner, self._pool, scheduling)
             self.served = ServedPrefills.of(config, self._runner, scheduling, self.vocab_size)
+            on_failure.callback(self.served.close)
             self.remote = RemotePrefills.of(config, self._runner, self._pool, scheduling)
+            on_failure.pop_all()
         self._eos = source.eos_token_ids
         self._seeds = random.Random(config.seed)
         self._requests: dict[str, LiveRequest] = {}

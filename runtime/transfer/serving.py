@@ -62,8 +62,10 @@ class ServedPrefills:
     ) -> ServedPrefills:
         """As a configuration says. Raises ConfigError: see `listen`."""
         door = None
+        # Before there is a port, which a device without memory for them would leave open.
+        facts = {} if config.kv_transfer_port is None else facts_of(runner)
         if (listener := listen(config)) is not None:
-            door = Door(listener, facts_of(runner), runner.page_parts, scheduling.windows)
+            door = Door(listener, facts, runner.page_parts, scheduling.windows)
             logger.info("Prefills are served at %s:%d", config.kv_transfer_host, door.port)
         return cls(door, runner, scheduling.max_model_len, vocab_size)
 

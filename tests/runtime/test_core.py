@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -25,6 +26,7 @@ from paged.runtime.guides import Compiled, Grammars
 from paged.runtime.messages import Candidates, EngineRequest, SequenceOutput
 from paged.runtime.runner import InFlight, StepRunner
 from paged.runtime.sampling_params import SamplingParams
+from paged.runtime.transfer import asking, serving
 from tests.runtime.conftest import compile_few
 
 VOCAB = 199
@@ -500,3 +502,23 @@ def test_a_start_that_runs_out_of_memory_says_what_to_do(
     failure = "INTERNAL: an illegal instruction"
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
         make_core(source, compile_cache)
+
+
+@pytest.mark.parametrize("module", [serving, asking], ids=["before", "after"])
+def test_a_start_that_runs_out_of_memory_leaves_no_port_open(
+    module: Any, source: ModelSource, compile_cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the prefill engine that it is to be listens already or not."""
+
+    def fail(*args: Any) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    monkeypatch.setattr(module, "facts_of", fail)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    flags = {"prefill_servers": ("127.0.0.1:1",), "kv_offloading_size": 0.01}
+    with pytest.raises(ConfigError, match="out of memory") as caught:
+        make_core(source, compile_cache, kv_transfer_port=port, **flags)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    assert caught.value.__cause__ is not None, "what it holds is not collected before"
