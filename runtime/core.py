@@ -100,7 +100,7 @@ class EngineCore:
             self.memory.num_host_pages,
         )
         self._scheduler = Scheduler(scheduling, self._pool)
-        with within_memory(config):  # they ask for the model's name, which all weights count in
+        with within_memory(config):  # the fingerprint of weights takes some
             self._disk = open_disk_tier(config, self._runner, self._pool, scheduling)
             self.served = ServedPrefills.of(config, self._runner, scheduling, self.vocab_size)
             self.remote = RemotePrefills.of(config, self._runner, self._pool, scheduling)
