@@ -120,7 +120,7 @@ LONG = [Row(5, 1), Row(1500, 20), Row(0, 40)]
 
 def check_splits(monkeypatch: pytest.MonkeyPatch, shape: Shape) -> None:
     """What is computed is the same, and something is split."""
-    monkeypatch.setattr(prefill, "MULTIPROCESSORS", 12)
+    monkeypatch.setattr(prefill, "MULTIPROCESSORS", 16)
     counts: list[int] = []
 
     def split_tiles(*args: Any) -> splits.SplitStep:
