@@ -58,6 +58,7 @@ class LongShare:
     """What a step may do for long sequences.
 
     Attributes:
+        costs: of steps.
         sizes: of steps with chunks, as they are compiled: tokens, ascending.
         work: tokens' worth of work that is left for their prompts.
         tokens: that are left for their prompts.
@@ -65,7 +66,7 @@ class LongShare:
         num_paid: tokens of the shape that the step would have if these were all.
         num_running: long sequences.
         num_prompts: those of them whose prompts are being computed.
-        num_behind: running ones of these that have no chunk yet.
+        num_behind: those of `num_prompts` that have no chunk in this step yet.
         is_wanted: whether there are any, if only waiting.
         is_alone: whether there are no short ones.
     """
@@ -92,7 +93,7 @@ class LongShare:
         self.num_behind = max(self.num_behind - 1, 0)
         taken = self.num_taken + LEAST_CHUNK * self.num_behind
         wanted = self.num_taken + self.costs.chunk(self.work, start)
-        if self.is_alone:
+        if self.is_alone:  # up to the end of a shape, be it more than their work
             length = padded(wanted, self.sizes) - taken
         else:
             length = self._within_work(taken, start, wanted)
@@ -137,15 +138,15 @@ def long_share(
         waiting: of whose short sequences `num_slots` at most can be admitted.
         sizes: see `LongShare`.
     """
-    num_short = num_running = num_prompts = 0
-    short = decodes = 0.0
+    num_short_tokens = num_running = num_prompts = 0
+    short = decodes = 0.0  # tokens' worth of work
     has_chunks = False
     for sequence in running:
         num_left = sequence.num_total - sequence.num_computed
         work = num_left if num_left > 1 else costs.of_decode(sequence.num_computed)
         if not sequence.is_long:
             short += work
-            num_short += num_left
+            num_short_tokens += num_left
             has_chunks |= num_left > 1
             continue
         num_running += 1
@@ -155,17 +156,17 @@ def long_share(
         if short >= budget:
             break
         short += sequence.num_tokens
-        num_short += sequence.num_tokens
+        num_short_tokens += sequence.num_tokens
         has_chunks = True
-    kept = min(num_short, int(lanes.share * budget))
+    kept = min(num_short_tokens, int(lanes.share * budget))
     num_decodes = num_running - num_prompts
-    num_tokens = min(num_short + num_decodes, budget)
+    num_tokens = min(num_short_tokens + num_decodes, budget)
     num_paid = padded(num_tokens, sizes) if has_chunks else num_tokens
     work = (1 / lanes.share - 1) * (costs.fixed + short + num_paid - num_tokens)
     return LongShare(
         costs=costs,
         sizes=sizes,
-        work=max((work if num_short else lanes.alone) - decodes, LEAST_CHUNK),
+        work=max((work if num_short_tokens else lanes.alone) - decodes, LEAST_CHUNK),
         tokens=budget - kept,
         num_taken=kept + num_decodes,
         num_paid=num_paid,
@@ -173,5 +174,5 @@ def long_share(
         num_prompts=num_prompts,
         num_behind=num_prompts,
         is_wanted=num_prompts > 0 or len(waiting.long) > 0,
-        is_alone=not num_short,
+        is_alone=not num_short_tokens,
     )

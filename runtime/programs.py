@@ -59,9 +59,9 @@ class Programs:
 def step_memory(shapes: StepShapes, params: Any, compiler: Compiler) -> int:
     """Bytes of device memory that steps need beside parameters, state and pages.
 
-    That of the largest programs, which is the same however many pages there will be. XLA may tune
-    the product with the vocabulary of each sampling mode to another way, and other memory. Programs
-    that take no pages are begun: they would be waited for later.
+    That of the largest programs, which is the same however many pages there will be. In each
+    sampling mode XLA may find another way to be fastest for the product with the vocabulary, which
+    takes other memory. Programs that take no pages are begun: they would be waited for later.
     """
     jobs = dict(all_jobs(shapes, abstract(params)))
     rows = shapes.buckets.max_num_seqs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from math import ceil
 from typing import Any
 
@@ -14,8 +13,8 @@ from flax import struct
 from paged import matmul
 from paged.models.weights import PINNED, Portable, Unfused
 
-# So many pieces read a weight as often: of 4 bits that is 2 bytes an element, of 8 bits 4. Writing
-# it out moves 4.5 or 5, and takes 2 of memory: 1 GB for the vocabulary of an 8B model.
+# Each piece reads the weight anew: so many read 2 bytes for an element of 4 bits, 4 for one of 8.
+# Writing it out moves 4.5 or 5, and takes 2 of memory: 1 GB for the vocabulary of an 8B model.
 _MOST_PIECES = 4
 _CONTRACT_LAST = (((1,), (1,)), ((), ()))
 
@@ -58,17 +57,21 @@ class InBricks(Unfused, Portable):
         if len(x) <= _MOST_PIECES * matmul.MOST_NARROW_ROWS and x.dtype.itemsize == 2:
             scale = self.scale.astype(x.dtype)
             zero = None if self.zero is None else self.zero.astype(x.dtype)
-            narrow = partial(matmul.narrow_matmul, out_dtype=dtype)
-            return _in_pieces(lambda rows: narrow(rows, self.words, scale, zero), x)
+
+            def product(rows: jax.Array) -> jax.Array:
+                return matmul.narrow_matmul(rows, self.words, scale, zero, out_dtype=dtype)
+
+            return _in_pieces(product, x)
         expanded = matmul.expanded(self.words, self.scale, self.zero).astype(x.dtype)
         return jax.lax.dot_general(x, expanded, _CONTRACT_LAST, preferred_element_type=dtype)
 
 
 def _in_pieces(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """What a function makes of rows [T, K], in as few pieces of one size as the kernel takes.
+    """A function of rows [T, K] to [T, N], called with as few pieces as the kernel takes.
 
-    In a loop, whose turns write to the result: pieces to be joined would be there beside it, as
-    would those that the kernel had to fill up.
+    All have the same size, so that a loop can call it: each turn writes its rows where they belong
+    in the result. Called one after the other, the pieces would take as much memory once more, until
+    they are joined. Sizes are multiples of the kernel's unit, lest each turn fill up rows.
     """
     pieces = ceil(len(x) / matmul.MOST_NARROW_ROWS)
     if pieces == 1:

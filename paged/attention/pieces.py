@@ -58,7 +58,7 @@ class Step(NamedTuple):
 
     Attributes:
         rows: [R, 4] int32, slot, first flat token, tokens, and earlier context of each row.
-        tiles: [N, 2] int32, row and first token of each tile.
+        tiles: [N, 2] int32, row and first token of each tile. A kernel may add columns of its own.
         num_tiles: [1] int32, tiles in use.
     """
 

@@ -23,13 +23,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged.kernels import MULTIPROCESSORS, Ref, divide, swizzled, up_to
 from paged.matmul.bricks import BRICK, FP8, INT4, Kind
-from paged.matmul.tiling import Cut
+from paged.matmul.tiling import ROW_UNIT, Cut
 from paged.matmul.tuned import NARROW_FP8, NARROW_INT4
 
 _SHARED_BYTES, _MOST_STAGES = 231424, 12
 # Rows of x whose results leave at once.
 _CHUNK = 64
-_ROW_UNIT = 8
 MOST_NARROW_ROWS = 256
 """Rows of x that the kernel takes: as many columns as a tensor core has."""
 
@@ -63,7 +62,7 @@ class Plan:
     @property
     def columns(self) -> int:
         """Of the right operand: the rows of x, filled up."""
-        return pl.cdiv(self.m, _ROW_UNIT) * _ROW_UNIT
+        return pl.cdiv(self.m, ROW_UNIT) * ROW_UNIT
 
     @property
     def chunk(self) -> int:
@@ -189,7 +188,7 @@ def narrow_matmul(
         )
     kind = kind_of(words)
     # Rows of shared memory come in eights, and those of an array do too if it has more.
-    padding = -rows % _ROW_UNIT if rows > _ROW_UNIT else 0
+    padding = -rows % ROW_UNIT if rows > ROW_UNIT else 0
     x = jnp.pad(x, ((0, padding), (0, 0))) if padding else x
     cut = cut or cut_for(kind_of(words), rows, inputs, outputs)
     dtype = jnp.dtype(out_dtype or x.dtype)

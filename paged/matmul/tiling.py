@@ -23,7 +23,7 @@ _STRIPE = 8
 # With groups more, for the weights of a group are to be read once: 16 of 128 rows, and as many
 # programs as there are multiprocessors, read about as much of x as of the weight.
 _STRIPE_OF_GROUPS = 16
-# Rows of a group come in eights, as rows of shared memory do.
+# Rows of x come in eights, or those of each group of them, as rows of shared memory do.
 ROW_UNIT = 8
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import replace
 
 import jax
 import numpy as np
@@ -109,10 +108,14 @@ LONG = (
 
 
 @pytest.mark.parametrize("kv_dtype", [None, "fp8", "int8"])
-@pytest.mark.parametrize("shape", [*HOPPER, replace(HALF, heads=32, window=9000)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [*HOPPER, dataclasses.replace(HALF, heads=32, window=9000)], ids=str
+)
 def test_mosaic_splits_long_contexts(shape: Shape, kv_dtype: str | None) -> None:
     skip_unless_it_runs("mosaic")
-    shape = replace(shape, kv_dtype=kv_dtype, num_tokens=300, num_rows=5, max_len=32_000)
+    shape = dataclasses.replace(
+        shape, kv_dtype=kv_dtype, num_tokens=300, num_rows=5, max_len=32_000
+    )
     for rows in LONG:
         check(shape, rows, "mosaic")
 

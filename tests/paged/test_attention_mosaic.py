@@ -123,7 +123,7 @@ def check_splits(monkeypatch: pytest.MonkeyPatch, shape: Shape) -> None:
     monkeypatch.setattr(prefill, "MULTIPROCESSORS", 16)
     counts: list[int] = []
 
-    def split_tiles(*args: Any) -> splits.Splits:
+    def split_tiles(*args: Any) -> splits.SplitStep:
         found = splits.split_tiles(*args)
         jax.debug.callback(lambda count: counts.append(int(count[0])), found.num_merges)
         return found
@@ -153,7 +153,7 @@ def test_long_contexts_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=str,
 )
-def test_sweep_of_split_contexts(monkeypatch: pytest.MonkeyPatch, options: dict[str, int]) -> None:
+def test_sweep_of_split_contexts(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     check_splits(monkeypatch, Shape(**{**dataclasses.asdict(SHAPE), **options}))
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from paged.attention import AttentionMetadata, Scoring, attention_metadata
 from paged.attention.mosaic.rows import COMPUTERS, ROWS, Spec
-from paged.attention.mosaic.splits import MOST_MERGES, MOST_PLACES, Splits, split_tiles, task_of
+from paged.attention.mosaic.splits import MOST_MERGES, MOST_PLACES, SplitStep, split_tiles, task_of
 from paged.attention.pieces import Cut, stretches
 from tests.paged.ragged import Row
 
@@ -36,7 +36,7 @@ def spec_of(window: int | None = None) -> Spec:
         span=SPAN,
         stages=2,
         lead=1,
-        splits=True,
+        may_split=True,
         scoring=Scoring(1.0, window),
         dtype=bfloat16,
         out_dtype=bfloat16,
@@ -68,7 +68,7 @@ class Pieces(NamedTuple):
         tokens: not positive for none.
         whole: [.., 2] the spans that the piece is to visit, of which
         visits: [.., stretches, 2] are this split's.
-        split, splits, place: see `Task`.
+        split, num_splits: see `Task`.
     """
 
     key: Any
@@ -76,12 +76,11 @@ class Pieces(NamedTuple):
     whole: Any
     visits: Any
     split: Any
-    splits: Any
-    place: Any
+    num_splits: Any
 
 
 @functools.partial(jax.jit, static_argnames="window")
-def split(meta: AttentionMetadata, window: int | None) -> tuple[Splits, Pieces]:
+def split(meta: AttentionMetadata, window: int | None) -> tuple[SplitStep, Pieces]:
     spec = spec_of(window)
     splits = split_tiles(meta, spec, PROGRAMS)
 
@@ -94,14 +93,13 @@ def split(meta: AttentionMetadata, window: int | None) -> tuple[Splits, Pieces]:
             jnp.stack([whole[0].since, whole[-1].until]),
             jnp.stack([jnp.stack([each.since, each.until]) for each in task.visits]),
             task.split,
-            task.splits,
-            task.place,
+            task.num_splits,
         )
 
     return splits, jax.vmap(of)(jnp.arange(len(splits.step.tiles) * spec.cut.per_tile))
 
 
-def in_use(rows: list[Row], window: int | None) -> tuple[Splits, Pieces]:
+def in_use(rows: list[Row], window: int | None) -> tuple[SplitStep, Pieces]:
     """The splits of a step, and the pieces that have tokens."""
     splits, pieces = jax.tree.map(np.asarray, split(metadata(rows), window))
     used = np.arange(len(pieces.tokens)) < splits.step.num_tiles[0] * spec_of().cut.per_tile
@@ -121,11 +119,11 @@ def test_splits_cover_what_each_piece_visits(
     seen: dict[tuple[int, ...], list[int]] = {}
     for n, key in enumerate(pieces.key):
         seen.setdefault(tuple(key), []).append(n)
-    pieces_of_a_token = spec_of().cut.tokens
+    tokens_of_a_piece = spec_of().cut.tokens
     chunks = (row.query for row in rows if row.query > 1)
-    assert len(seen) == 8 * sum(-(-chunk // pieces_of_a_token) for chunk in chunks)
+    assert len(seen) == 8 * sum(-(-chunk // tokens_of_a_piece) for chunk in chunks)
     for own in seen.values():
-        assert pieces.split[own].tolist() == list(range(pieces.splits[own[0]]))
+        assert pieces.split[own].tolist() == list(range(pieces.num_splits[own[0]]))
         begin, end = pieces.whole[own[0]]
         for n in own:
             since = begin

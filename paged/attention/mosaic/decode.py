@@ -38,7 +38,7 @@ from paged.attention.mosaic.columns import (
     store_rows,
     wide,
 )
-from paged.attention.mosaic.spans import clear_outside
+from paged.attention.mosaic.spans import clear_outside, folded
 from paged.attention.mosaic.words import columns_of_tile, in_halves, saturated, widened
 from paged.attention.mosaic.worklist import SPAN, WHOLE, Item, part_of, work_list
 from paged.attention.scoring import LOWEST, MASKED, Scoring
@@ -459,7 +459,6 @@ def _merge_kernel(
     at_once = min(max(2 * spec.programs // out_ref.shape[0], 2), _MAX_AT_ONCE)
 
     def fold(n: jax.Array, running: Running) -> Running:
-        out, maximum, total = running
         index = [n * at_once + k for k in range(at_once)]
         last = num_parts - 1
         place = [part_of(program + jnp.minimum(k, last), jnp.where(k == 0, 1, 0)) for k in index]
@@ -469,13 +468,7 @@ def _merge_kernel(
             for k in place
         ]
         sums = [jnp.where(k < num_parts, s, MASKED) for k, s in zip(index, sums, strict=True)]
-        new_maximum = functools.reduce(jnp.maximum, sums, maximum)
-        decay = jnp.exp2(maximum - new_maximum)
-        weights = [jnp.exp2(s - new_maximum) for s in sums]
-        out *= wide(decay, shape)
-        for weight, part in zip(weights, parts, strict=True):
-            out += part * wide(weight, shape)
-        return out, new_maximum, sum(weights, total * decay)
+        return folded(running, parts, sums, wide)
 
     @pl.when(num_parts > 0)
     def _() -> None:

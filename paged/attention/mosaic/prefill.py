@@ -4,7 +4,8 @@ A piece is 128 query rows: a few tokens with the query heads of one key/value he
 compute 64 rows each and take turns, so that the products of one run while the other works on its
 softmax. A third one walks the page table and copies keys and values ahead of them, page by page,
 into a ring of buffers. The ring runs on from piece to piece. What pages hold in 8 bits is copied to
-a buffer beside the ring, and the third warpgroup itself widens it into the ring.
+a buffer beside the ring, and the third warpgroup itself widens it into the ring. Where a step has
+few pieces, those behind long contexts are split, see `splits`.
 
 Other GPUs, float32 and head sizes other than 64, 128, 192 and 256 are left to the
 Triton kernels.
@@ -103,13 +104,13 @@ def mosaic_prefill(
 ) -> jax.Array:
     """The kernel alone; `interpret` runs it on a CPU."""
     spec = _make_spec(q, pages, meta, scoring, tiling, interpret is not None)
-    splits = split_tiles(meta, spec, MULTIPROCESSORS) if spec.splits else None
-    step = Step.of(meta) if splits is None else splits.step
+    split = split_tiles(meta, spec, MULTIPROCESSORS) if spec.may_split else None
+    step = Step.of(meta) if split is None else split.step
     shape = jax.ShapeDtypeStruct(q.shape, q.dtype)
     out, *results = plgpu.kernel(
         functools.partial(_kernel, spec=spec),
         kernel_name="paged_prefill_mosaic",
-        out_type=[shape, *(result_shapes(spec) if splits else ())],
+        out_type=[shape, *(result_shapes(spec) if split else ())],
         grid=(min(tiling.programs * MULTIPROCESSORS, len(step.tiles) * spec.cut.per_tile),),
         grid_names=("program",),
         num_threads=COMPUTERS + 1,
@@ -124,7 +125,7 @@ def mosaic_prefill(
         ),
         interpret=interpret,
     )(q, pages.values, meta.page_tables, in_one_line(pages.scales, meta.page_tables), sinks, step)
-    return out if splits is None else merged(out, results, splits, spec, MULTIPROCESSORS, interpret)
+    return out if split is None else merged(out, results, split, spec, MULTIPROCESSORS, interpret)
 
 
 def _make_spec(
@@ -152,7 +153,7 @@ def _make_spec(
         span=tiling.span,
         stages=tiling.stages,
         lead=_lead(heads, tiling),
-        splits=worth_splitting(pl.cdiv(len(q), cut.tokens) * cut.heads, MULTIPROCESSORS),
+        may_split=worth_splitting(pl.cdiv(len(q), cut.tokens) * cut.heads, MULTIPROCESSORS),
         scoring=scoring,
         dtype=heads.product_dtype,
         out_dtype=heads.dtype,
@@ -241,7 +242,7 @@ def _kernel(
 ) -> None:
     """All pieces of one program.
 
-    `refs` are, if contexts are split, those of what splits come to, and shared memory.
+    `refs` are, if contexts may be split, those of `result_shapes`, and shared memory.
     """
     *results, shared = refs
     warpgroup = lax.axis_index("warpgroup")
@@ -383,15 +384,15 @@ def _compute(
         rows = shared.rows.at[warpgroup]
         store_output(out.astype(spec.out_dtype), rows, outputs[0], half, spec)
 
-    if not spec.splits:
+    if not spec.may_split:
         store()
         return
-    pl.when(task.splits == 1)(store)
+    pl.when(task.num_splits == 1)(store)
 
-    @pl.when(task.splits > 1)
+    @pl.when(task.num_splits > 1)
     def _() -> None:
         _, averages, log_sums = outputs
-        place = task.place, task.within, pl.ds(warpgroup * ROWS, ROWS)
+        place = *task.place, pl.ds(warpgroup * ROWS, ROWS)
         averages[place], log_sums[place] = out, maximum + jnp.log2(total)
 
 

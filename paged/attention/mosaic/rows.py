@@ -34,7 +34,7 @@ class Spec:
         span: positions a buffer of the ring holds.
         stages: buffers of the ring, for keys and for values.
         lead: spans of words that are on their way at a time, see `widening`.
-        splits: whether contexts may be split, see `splits`.
+        may_split: whether contexts may be split, see `splits`.
         scoring: see `Scoring`.
         dtype: of what is multiplied.
         out_dtype: of queries as they come, and of output.
@@ -50,7 +50,7 @@ class Spec:
     span: int
     stages: int
     lead: int
-    splits: bool
+    may_split: bool
     scoring: Scoring
     dtype: jnp.dtype
     out_dtype: jnp.dtype
@@ -166,8 +166,9 @@ def store_output(
 
     Args:
         out: [ROWS, E].
-        rows: [ROWS, E] shared memory to copy from.
-        elements: those of a head, of `out_ref` [T, Hq, D].
+        rows: [ROWS, E], shared memory to copy from.
+        out_ref: [T, Hq, D].
+        elements: the E of a head that these are.
     """
     rows[...] = out
     plgpu.commit_smem()

@@ -1,6 +1,9 @@
-"""What both kernels do with a span of positions: score it, and keep out what must not count."""
+"""What both kernels do: score a span of positions, keep out what must not count, and join parts."""
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -45,3 +48,27 @@ def clear_outside(values: Ref, first: jax.Array, begin: jax.Array, end: jax.Arra
             for column in range(0, head_dim, _COLUMNS):
                 part = values.at[pl.ds(offset, _ROWS), pl.ds(column, _COLUMNS)]
                 part[...] = jnp.where(readable, part[...], jnp.zeros(shape, values.dtype))
+
+
+def folded(
+    running: tuple[jax.Array, jax.Array, jax.Array],
+    parts: Sequence[jax.Array],
+    log_sums: Sequence[jax.Array],
+    wide: Callable[[jax.Array, tuple[int, ...]], jax.Array],
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """A running softmax with parts of it that were computed apart.
+
+    Args:
+        running: output, maximum and sum so far.
+        parts: averages over values, of the output's shape; float32.
+        log_sums: of each, the base-2 logarithm of the sum of weights in it, one for each query.
+        wide: makes numbers for each query those of all its elements.
+    """
+    out, maximum, total = running
+    new_maximum = functools.reduce(jnp.maximum, log_sums, maximum)
+    decay = jnp.exp2(maximum - new_maximum)
+    weights = [jnp.exp2(log_sum - new_maximum) for log_sum in log_sums]
+    out *= wide(decay, out.shape)
+    for weight, part in zip(weights, parts, strict=True):
+        out += part * wide(weight, out.shape)
+    return out, new_maximum, sum(weights, total * decay)

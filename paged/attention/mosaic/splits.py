@@ -1,11 +1,18 @@
-"""How prefill splits long contexts, where a step has fewer pieces than a GPU has multiprocessors.
+"""Long contexts of prefill, split where a step has fewer pieces than a GPU has multiprocessors.
 
-A piece reads its context from one end to the other. A few tokens behind a long context are few
-pieces, each of them long: a chunk of 64 tokens of a model with 8 key/value heads keeps 16
-multiprocessors busy, and its step takes as long as one of 512. So a tile is listed several times,
-each time for another split of its context. Of these each piece gives an average over the values of
-its positions, which a second kernel merges by the sums of their weights ("Flash-Decoding" does so
-for single tokens, https://pytorch.org/blog/flash-decoding/).
+A program takes one piece at a time, and reads its context from one end to the other. A few tokens
+behind a long context are few pieces, each of them long: a chunk of 64 tokens of a model with 32
+query heads and 8 key/value heads is 16 pieces, which leave 116 of an H200's 132 multiprocessors
+idle, and its step takes as long as one of 512. So contexts are cut, too:
+
+- `split_tiles` lists a tile several times, each time for another part of its context, a split. How
+  many are worth their cost is found in the program itself: a step is compiled for all lengths.
+- `task_of` says which spans of its context a piece of such a tile visits. What these alone come
+  to, an average over values and the sum of the weights in it, goes to a place of its own; pieces
+  that are not split give output at once.
+- `merged`, a second kernel, averages the splits of each piece by those sums.
+
+"Flash-Decoding" does so for single tokens, https://pytorch.org/blog/flash-decoding/.
 """
 
 from __future__ import annotations
@@ -30,18 +37,19 @@ from paged.attention.mosaic.rows import (
     store_output,
     wide,
 )
+from paged.attention.mosaic.spans import folded
 from paged.attention.mosaic.words import ROW
 from paged.attention.pieces import Piece, Step, Stretch, locate, stretches
 from paged.attention.scoring import LOWEST, MASKED
 from paged.kernels import Ref, divide
 
 MOST_PLACES = 32
-"""Splits of all tiles of a step, beside tiles that are not split: results have so many places."""
+"""Splits in a step at most: results have so many places. Tiles that are not split need none."""
 
 MOST_MERGES = MOST_PLACES // 2
-"""Tiles that are split at most: each takes two places."""
+"""Tiles that are split at most: each takes at least two places."""
 
-# With fewer spans a split could have positions that none of its tokens sees.
+# Spans of a tile for each of its splits at least. With fewer, a token could see nothing of a split.
 _LEAST_SPANS = 6
 # What a piece costs beside its spans, in spans: its queries come, and its result goes. That of a
 # split goes in float32 and is read once more.
@@ -49,11 +57,11 @@ _OVERHEAD, _OVERHEAD_OF_SPLIT = 2, 5
 # Elements of a head that a program merges, and splits that it reads at a time: as many as there are
 # registers for.
 _MERGED, _AT_ONCE = 64, 4
-# Steps with room for so many pieces for each program are not split: the last turn loses little.
+# With so many pieces for each program nothing is split: what the last turn wastes is little then.
 _MANY = 2
 
 
-class Splits(NamedTuple):
+class SplitStep(NamedTuple):
     """A step whose tiles are split.
 
     Attributes:
@@ -70,22 +78,23 @@ class Splits(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A piece, or a split of it.
+    """A piece, or a split of it: what a program does at a time. Numbers are int32 scalars.
 
     Attributes:
-        number: of the piece, in the list of tiles.
+        number: what `task_of` finds it by.
+        piece: see there.
         visits: the spans to visit.
-        split, splits: its number, and how many the piece has. One split is no split.
-        place, within: of the result: the tile's, and the piece's within the tile.
+        split, num_splits: which of the piece's splits it is, and of how many. A single one is the
+            whole piece.
+        place: where its result goes if it is not: the first two indices into `result_shapes`.
     """
 
     number: jax.Array
     piece: Piece
     visits: list[Stretch]
     split: jax.Array
-    splits: jax.Array
-    place: jax.Array
-    within: jax.Array
+    num_splits: jax.Array
+    place: tuple[jax.Array, jax.Array]
 
     @property
     def spans(self) -> tuple[jax.Array, jax.Array]:
@@ -103,26 +112,26 @@ def worth_splitting(num_pieces: int, programs: int) -> bool:
     return num_pieces < _MANY * programs
 
 
-def split_tiles(meta: AttentionMetadata, spec: Spec, programs: int) -> Splits:
+def split_tiles(meta: AttentionMetadata, spec: Spec, programs: int) -> SplitStep:
     """Split the tiles of a step so that so many programs at a time are done as soon as can be."""
     step = Step.of(meta)
     pieces, spans = _sizes(meta, spec)
-    splits = _fastest(pieces, spans, programs)
-    end, is_split = jnp.cumsum(splits), splits > 1
-    places = jnp.where(is_split, splits, 0)
+    counts = _fastest(pieces, spans, programs)
+    end, is_split = jnp.cumsum(counts), counts > 1
+    places = jnp.where(is_split, counts, 0)
     place = jnp.cumsum(places) - places
 
-    entry = jnp.arange(len(splits) + MOST_PLACES, dtype=jnp.int32)
-    tile = jnp.minimum(first_beyond(end, entry), len(splits) - 1)
-    split = entry - (end - splits)[tile]
-    tiles = [step.tiles[tile, 0], step.tiles[tile, 1], split, splits[tile], place[tile] + split]
+    entry = jnp.arange(len(counts) + MOST_PLACES, dtype=jnp.int32)
+    tile = jnp.minimum(first_beyond(end, entry), len(counts) - 1)
+    split = entry - (end - counts)[tile]
+    tiles = [step.tiles[tile, 0], step.tiles[tile, 1], split, counts[tile], place[tile] + split]
 
     merge = jnp.arange(MOST_MERGES)
     num_split = jnp.cumsum(is_split)
-    tile = jnp.minimum(first_beyond(num_split, merge), len(splits) - 1)
-    merges = [(end - splits)[tile], splits[tile], place[tile]]
+    tile = jnp.minimum(first_beyond(num_split, merge), len(counts) - 1)
+    merges = [(end - counts)[tile], counts[tile], place[tile]]
     listed = jnp.stack(tiles, axis=1).astype(jnp.int32)
-    return Splits(
+    return SplitStep(
         Step(step.rows, listed, end[-1:].astype(jnp.int32)),
         jnp.stack(merges, axis=1).astype(jnp.int32),
         num_split[-1:].astype(jnp.int32),
@@ -142,12 +151,12 @@ def _sizes(meta: AttentionMetadata, spec: Spec) -> tuple[jax.Array, jax.Array]:
 
 
 def _fastest(pieces: jax.Array, spans: jax.Array, programs: int) -> jax.Array:
-    """How often to split each tile [N]; 0 for those without pieces.
+    """Into how many splits each tile goes for the step to be done first, [N]; 0 without pieces.
 
-    Weighs splits of the longest tile into 1, 2, ... and of the others into as long ones. Of the
-    spans of the program that is done last two bounds are known: as many turns as there are pieces
-    for a program, each as long as the longest; and, since programs take the next piece as soon as
-    they are done with one, an equal share of everything and the longest piece.
+    Tries 1, 2, ... splits of the longest tile, and splits as long as these of the others. When the
+    last program is done, in spans, has two bounds: as many turns as there are pieces for a program,
+    each as long as the longest; and, since programs take the next piece as soon as they are done
+    with one, an equal share of everything and the longest piece.
     """
     ways = jnp.arange(1, MOST_PLACES + 1)[:, None]
     length = pl.cdiv(jnp.max(spans), ways)
@@ -157,28 +166,28 @@ def _fastest(pieces: jax.Array, spans: jax.Array, programs: int) -> jax.Array:
     longest = jnp.max(pl.cdiv(spans, splits) + overhead, axis=1)
     work = jnp.sum(pieces * (spans + splits * overhead), axis=1)
     in_turns = pl.cdiv(jnp.sum(splits * pieces, axis=1), programs) * longest
-    seconds = jnp.minimum(in_turns, work / programs + longest)
+    done = jnp.minimum(in_turns, work / programs + longest)
     places = jnp.sum(jnp.where(splits > 1, splits, 0), axis=1)
-    best = jnp.argmin(jnp.where(places <= MOST_PLACES, seconds, jnp.inf))
+    best = jnp.argmin(jnp.where(places <= MOST_PLACES, done, jnp.inf))
     return jnp.where(pieces > 0, splits[best], 0)
 
 
-def task_of(index: jax.Array, step: Step, spec: Spec) -> Task:
-    """What a program does of a piece."""
-    piece = locate(index, spec.cut, step)
+def task_of(number: jax.Array, step: Step, spec: Spec) -> Task:
+    """What there is to do of a piece, by its number in the tiles of a step."""
+    piece = locate(number, spec.cut, step)
     visits = stretches(piece, spec.scoring.window, spec.span)
-    tile, within = divide(index, spec.cut.per_tile)
-    if not spec.splits:
+    tile, within = divide(number, spec.cut.per_tile)
+    if not spec.may_split:
         zero, one = jnp.int32(0), jnp.int32(1)
-        return Task(index, piece, visits, zero, one, zero, within)
-    split, splits, place = (step.tiles[tile, field] for field in (2, 3, 4))
+        return Task(number, piece, visits, zero, one, (zero, within))
+    split, num_splits, place = (step.tiles[tile, field] for field in (2, 3, 4))
     since, until = visits[0].since, visits[-1].until
-    begin, end = (since + (until - since) * n // splits for n in (split, split + 1))
+    begin, end = (since + (until - since) * n // num_splits for n in (split, split + 1))
     visits = [
         Stretch(jnp.clip(each.since, begin, end), jnp.clip(each.until, begin, end), each.whole)
         for each in visits
     ]
-    return Task(index, piece, visits, split, splits, place, within)
+    return Task(number, piece, visits, split, num_splits, (place, within))
 
 
 def result_shapes(spec: Spec) -> list[jax.ShapeDtypeStruct]:
@@ -197,7 +206,7 @@ def result_shapes(spec: Spec) -> list[jax.ShapeDtypeStruct]:
 def merged(
     out: jax.Array,
     results: Sequence[jax.Array],
-    splits: Splits,
+    split: SplitStep,
     spec: Spec,
     programs: int,
     interpret: plgpu.InterpretGPUParams | None,
@@ -219,7 +228,7 @@ def merged(
             approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
         interpret=interpret,
-    )(*results, *splits, out_ref)
+    )(*results, *split, out_ref)
     return jax.freeze(out_ref)
 
 
@@ -234,7 +243,7 @@ def _merge_kernel(
     *,
     spec: Spec,
 ) -> None:
-    """Average the splits of pieces by their sums, in turns, some elements of a head at a time."""
+    """Average the splits of pieces. A program's turn is some elements of the head of one piece."""
     program, programs = lax.axis_index("program"), lax.axis_size("program")
     chunks = spec.head_dim // _MERGED
     count = num_merges_ref[0] * spec.cut.per_tile * chunks
@@ -242,7 +251,7 @@ def _merge_kernel(
     def turn(n: jax.Array, carry: jax.Array) -> jax.Array:
         index, chunk = divide(program + n * programs, chunks)
         merge, within = divide(index, spec.cut.per_tile)
-        entry, splits, place = (merges_ref[merge, field] for field in range(3))
+        entry, num_splits, place = (merges_ref[merge, field] for field in range(3))
         piece = locate(entry * spec.cut.per_tile + within, spec.cut, step)
         warpgroup = lax.axis_index("warpgroup")
         half = half_of(piece, warpgroup, spec)
@@ -251,7 +260,7 @@ def _merge_kernel(
 
         @pl.when(half.num_tokens > 0)
         def _() -> None:
-            out = _average(*parts, place, splits).astype(spec.out_dtype)
+            out = _average(*parts, place, num_splits).astype(spec.out_dtype)
             store_output(out, rows.at[warpgroup], out_ref, half, spec, elements)
 
         return carry
@@ -266,20 +275,13 @@ def _average(
     shape = (ROWS, _MERGED)
 
     def fold(n: jax.Array, running: Running) -> Running:
-        out, maximum, total = running
         index = [n * _AT_ONCE + k for k in range(_AT_ONCE)]
         places = [place + jnp.minimum(k, splits - 1) for k in index]
         load = functools.partial(plgpu.load, optimized=False)
         sums = [load(log_sums_ref.at[each], layout=ROW) for each in places]
         parts = [load(averages_ref.at[each], layout=plgpu.Layout.WGMMA) for each in places]
         sums = [jnp.where(k < splits, s, MASKED) for k, s in zip(index, sums, strict=True)]
-        new_maximum = functools.reduce(jnp.maximum, sums, maximum)
-        decay = jnp.exp2(maximum - new_maximum)
-        weights = [jnp.exp2(s - new_maximum) for s in sums]
-        out *= wide(decay, shape)
-        for weight, part in zip(weights, parts, strict=True):
-            out += part * wide(weight, shape)
-        return out, new_maximum, sum(weights, total * decay)
+        return folded(running, parts, sums, wide)
 
     running = (
         plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA),
