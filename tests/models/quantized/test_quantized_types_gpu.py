@@ -10,9 +10,14 @@ import pytest
 
 from paged import matmul
 from paged.models.quantized import ChannelScaled, GroupScaled, TileScaled
+from paged.models.quantized.channels import scaled
 from paged.models.weights import for_device
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # What replaces this backend is not as fast yet.
+    pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated"),
+]
 
 INPUTS, OUTPUTS = 4096, 1536
 BF16 = jnp.dtype(jnp.bfloat16)
@@ -41,15 +46,32 @@ def drawn(kind: str) -> Any:
     return TileScaled(stored, jnp.repeat(by_row[..., None], INPUTS // 128, axis=2))
 
 
+def product(weight: Any, x: jax.Array) -> jax.Array:
+    """x [T, K], as a weight takes it, times its values: [T, 2, F] in float32."""
+    scale = jnp.ones(len(x))
+    if isinstance(weight, ChannelScaled):
+        x, scale = scaled(x, weight.weight.dtype)
+        rows = weight.weight.astype(jnp.float32) * weight.scale[..., None]
+    elif isinstance(weight, GroupScaled):
+        rows = jnp.moveaxis(weight.expanded(jnp.dtype(jnp.float32)), 0, -1)
+    else:
+        rows = weight.expanded(jnp.dtype(jnp.float32))
+    sums = jnp.einsum("tk,gnk->tgn", x.astype(jnp.float32), rows, precision="highest")
+    return sums * scale[:, None, None]
+
+
 @pytest.mark.parametrize("rows", [1, 16, 200, 300, 2048])
 @pytest.mark.parametrize("kind", ["int4", "int8", "fp8", "tiles"])
-def test_products_are_those_of_the_type_that_runs_anywhere(kind: str, rows: int) -> None:
+@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "XLA"])
+def test_products_are_those_of_the_values(kind: str, rows: int, *, kernels: bool) -> None:
     """The last rows are more than kernels for few take: they have the weight written out."""
     weight = drawn(kind)
-    faster = for_device(weight, jax.devices()[0])
-    assert type(faster) is not type(weight)
+    faster = for_device(weight, jax.devices()[0]) if kernels else weight
+    assert (type(faster) is not type(weight)) == kernels
     x = jax.random.normal(jax.random.key(1), (rows, INPUTS), BF16)
-    for product in (lambda w, x: w(x), lambda w, x: w.gated(x, "silu")):
-        found, expected = (jax.jit(product)(each, x).astype("float32") for each in (faster, weight))
-        error = jnp.abs(found - expected) - 0.02 * jnp.abs(expected)
-        assert float(jnp.max(error)) < 0.05 * float(jnp.std(expected))
+    plain = product(weight, x)
+    gated = jax.nn.silu(plain[:, 0]) * plain[:, 1]
+    pairs = (jax.jit(faster)(x), plain), (jax.jit(lambda x: faster.gated(x, "silu"))(x), gated)
+    for found, expected in pairs:
+        error = jnp.abs(found.astype(jnp.float32) - expected) - 0.02 * jnp.abs(expected)
+        assert float(jnp.max(error)) < 0.06 * float(jnp.std(expected))
