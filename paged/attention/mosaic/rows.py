@@ -87,7 +87,7 @@ def query_head(m: int, half: Piece, spec: Spec) -> jax.Array:
     return half.head * spec.cut.group + jnp.minimum(half.first_member + m, spec.cut.group - 1)
 
 
-def start(sinks_ref: Ref | None, half: Piece, spec: Spec, *, counts: jax.Array | bool) -> Running:
+def start(sinks_ref: Ref | None, half: Piece, spec: Spec, *, counts: jax.Array) -> Running:
     """The softmax over nothing, or over the sinks of the warpgroup's rows if they count here."""
     out = plgpu.layout_cast(jnp.zeros((ROWS, spec.head_dim), jnp.float32), plgpu.Layout.WGMMA)
     maximum = plgpu.layout_cast(jnp.full(ROWS, LOWEST, jnp.float32), ROW)

@@ -49,7 +49,8 @@ MOST_PLACES = 32
 MOST_MERGES = MOST_PLACES // 2
 """Tiles that are split at most: each takes at least two places."""
 
-# Spans of a tile for each of its splits at least. With fewer, a token could see nothing of a split.
+# Spans of a tile for each of its splits at least: with fewer, of 64 positions, a token could see
+# nothing of a split.
 _LEAST_SPANS = 6
 # What a piece costs beside its spans, in spans: its queries come, and its result goes. That of a
 # split goes in float32 and is read once more.

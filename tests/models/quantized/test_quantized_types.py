@@ -164,7 +164,7 @@ def test_groups_on_hopper_multiply_as_elsewhere(asymmetric, ordered, monkeypatch
     inputs, shape = 256, (2, 2, 64)
     weight = GroupScaled(
         jnp.asarray(rng.integers(0, 256, (inputs // 2, 2, 64)), jnp.uint8),
-        jnp.asarray(rng.normal(size=shape) / 30, jnp.bfloat16),
+        jnp.asarray(rng.normal(size=shape) / 10, jnp.bfloat16),
         jnp.asarray(rng.integers(0, 16, shape), jnp.uint8) if asymmetric else None,
         jnp.asarray(rng.permutation(inputs), jnp.int32) if ordered else None,
         jnp.asarray(drawn(2, 2, 64)),
@@ -172,8 +172,9 @@ def test_groups_on_hopper_multiply_as_elsewhere(asymmetric, ordered, monkeypatch
     )
     faster = on_hopper(weight, monkeypatch)
     assert type(faster) is InBricks
-    x = jnp.asarray(drawn(3, 5, inputs), jnp.bfloat16)
-    near(faster(x, F32), weight(x, F32))
+    for rows in (5, 1032):  # the second has the weight written out
+        x = jnp.asarray(drawn(3, rows, inputs), jnp.bfloat16)
+        near(faster(x, F32), weight(x, F32))
     near(faster.gated(x, "silu"), weight.gated(x, "silu"))
 
 

@@ -74,4 +74,4 @@ def test_products_are_those_of_the_values(kind: str, rows: int, *, kernels: bool
     pairs = (jax.jit(faster)(x), plain), (jax.jit(lambda x: faster.gated(x, "silu"))(x), gated)
     for found, expected in pairs:
         error = jnp.abs(found.astype(jnp.float32) - expected) - 0.02 * jnp.abs(expected)
-        assert float(jnp.max(error)) < 0.06 * float(jnp.std(expected))
+        assert float(jnp.max(error)) < 0.05 * float(jnp.std(expected))
