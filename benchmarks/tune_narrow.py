@@ -30,8 +30,8 @@ from benchmarks.gpu import DTYPE, gpu_arguments, random
 from benchmarks.tables import short, with_products
 from benchmarks.tune_matmul import COLD_BYTES, SLOWEST, Case, joined, normed, timed
 from paged.matmul import FP8, INT4, narrow_matmul, scaled_matmul, tuned
+from paged.matmul.cuts import candidate_cuts
 from paged.matmul.estimate import ranked_tilings
-from paged.matmul.narrow import candidate_cuts
 
 FORMATS = {"fp8": jnp.float8_e4m3fn, "int8": jnp.int8, "int4": INT4, "tiles": FP8}
 SHAPES = ["gated:4096:14336", "residual:14336:4096", "plain:4096:6144", "residual:4096:4096"]
@@ -74,7 +74,7 @@ class Narrow:
     def candidates(self, most: int) -> list[Any]:
         m, k, n = self.case.m, self.case.k, self.case.n
         if self.alone:
-            return candidate_cuts(m, k, self.columns)[:most]
+            return candidate_cuts(m, k, self.columns, GROUP)[:most]
         gated, residual = self.case.kind == "gated", self.case.kind == "residual"
         dtype = jnp.dtype(jnp.int8)
         ranked = ranked_tilings(m, k, n, gated=gated, residual=residual, dtype=dtype)

@@ -1,9 +1,10 @@
 """Products with weights of fewer bits than activations, for Hopper GPUs, in Mosaic GPU's Pallas.
 
 The weight is the left operand of tensor cores, out of registers: a warpgroup takes 64 of its
-outputs, copies their bricks into registers and unpacks them there (`paged.matmul.bricks`), scales
-them by groups of inputs and multiplies them by all rows of x, which are the columns of the right
-operand, as few as 8. One more warpgroup copies bricks, scales and x ahead of the others.
+outputs, copies their bricks into registers and unpacks them there (`paged.matmul.bricks`), and
+multiplies them by all rows of x, which are the columns of the right operand, as few as 8. Scales
+belong to groups of inputs: with few rows each group's sums are scaled, being fewer than its
+weights. One more warpgroup copies bricks, scales and x ahead of the others.
 
 Several parts of K may be summed apart: what counts with few rows is that all multiprocessors read.
 """
@@ -21,10 +22,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from paged.kernels import MULTIPROCESSORS, Ref, divide, swizzled, up_to
+from paged.kernels import MULTIPROCESSORS, Ref, divide, swizzled
 from paged.matmul.bricks import BRICK, FP8, INT4, Kind
+from paged.matmul.cuts import cut_for, scales_sums
 from paged.matmul.tiling import ROW_UNIT, Cut
-from paged.matmul.tuned import NARROW_FP8, NARROW_INT4
 
 _SHARED_BYTES, _MOST_STAGES = 231424, 12
 # Rows of x whose results leave at once.
@@ -83,6 +84,16 @@ class Plan:
     def scale_rows(self) -> int:
         """Groups in a buffer."""
         return max(1, self.cut.depth // self.group)
+
+    @property
+    def run(self) -> int:
+        """Inputs of a buffer that share a scale."""
+        return min(self.group, self.cut.depth)
+
+    @property
+    def scales_sums(self) -> bool:
+        """Whether a group's sums are scaled, and not its weights."""
+        return scales_sums(self.columns, self.run)
 
     @property
     def steps(self) -> int:
@@ -190,7 +201,7 @@ def narrow_matmul(
     # Rows of shared memory come in eights, and those of an array do too if it has more.
     padding = -rows % ROW_UNIT if rows > ROW_UNIT else 0
     x = jnp.pad(x, ((0, padding), (0, 0))) if padding else x
-    cut = cut or cut_for(kind_of(words), rows, inputs, outputs)
+    cut = cut or cut_for(kind, rows, inputs, outputs, group)
     dtype = jnp.dtype(out_dtype or x.dtype)
     plan = Plan(
         cut=cut,
@@ -226,41 +237,6 @@ def narrow_matmul(
 def kind_of(words: jax.Array) -> Kind:
     """Of weights [N / 64, K / 64, *shape]."""
     return next(kind for kind in (INT4, FP8) if kind.shape == words.shape[2:])
-
-
-def cut_for(kind: Kind, m: int, k: int, n: int) -> Cut:
-    """What was measured for x [m, k] and a weight [n, k] of a kind, or else what is likely best."""
-    table = (NARROW_INT4 if kind is INT4 else NARROW_FP8)["NVIDIA H200"]
-    measured = table.get((k, n))
-    return candidate_cuts(m, k, n)[0] if measured is None else up_to(m, measured)
-
-
-def candidate_cuts(m: int, k: int, n: int) -> list[Cut]:
-    """Those worth a try, what is likely best first.
-
-    All programs run at a time, and few multiprocessors are idle. The order is that of products of
-    16 rows with the weights of an 8B model on an H200.
-    """
-    shapes = [(2, 2, 128), (2, 1, 256), (4, 1, 128), (2, 1, 128)]
-    if m > 128:
-        shapes = [(2, 1, BRICK)]
-    elif m > _CHUNK:
-        shapes = [(2, 1, 128), (2, 1, BRICK)]
-    cuts = []
-    for warpgroups, residents, depth in shapes:
-        tiles, room = pl.cdiv(n, BRICK * warpgroups), MULTIPROCESSORS * residents
-        most = max(1, k // depth // 4)
-        splits = max(1, min(room // tiles, most)) if k % depth == 0 else 0
-        if splits:
-            cuts.append(Cut(warpgroups, splits, depth, residents))
-    return sorted(cuts, key=lambda cut: _turns(cut, n))
-
-
-def _turns(cut: Cut, n: int) -> float:
-    """How much longer than all multiprocessors together the busiest programs take."""
-    units, room = pl.cdiv(n, BRICK * cut.warpgroups) * cut.splits, MULTIPROCESSORS * cut.residents
-    # With one turn, a multiprocessor reads faster where others are idle.
-    return 1 if units <= room else pl.cdiv(units, room) * room / units
 
 
 def _kernel(
@@ -356,36 +332,55 @@ def _copy(
 
 def _compute(warpgroup: jax.Array, out_ref: Ref, shared: Shared, plan: Plan, unit: _Unit) -> None:
     """One warpgroup's outputs of a tile."""
+    shape = BRICK, plan.columns
 
-    def buffer(k: jax.Array) -> tuple[jax.Array, jax.Array, Ref]:
-        slot = lax.rem(unit.done + k - unit.begin, plan.stages)
-        plgpu.barrier_wait(shared.full.at[slot])
-        weight = weight_of(warpgroup, slot, shared, plan)
-        return slot, weight, shared.x.at[slot].transpose((1, 0))
-
-    def multiplied(acc: Ref) -> jax.Array:
-        def step(k: jax.Array, carry: jax.Array) -> jax.Array:
-            slot, weight, x = buffer(k)
-            plgpu.wgmma(acc, weight, x)
-            plgpu.wgmma_wait(0)
+    def for_each_buffer[T](add: Callable[[jax.Array, T], T], start: T) -> T:
+        def step(k: jax.Array, carry: T) -> T:
+            slot = lax.rem(unit.done + k - unit.begin, plan.stages)
+            plgpu.barrier_wait(shared.full.at[slot])
+            carry = add(slot, carry)
             plgpu.barrier_arrive(shared.free.at[slot])
             return carry
 
-        lax.fori_loop(unit.begin, unit.end, step, jnp.int32(0))
-        return acc[...]
+        return lax.fori_loop(unit.begin, unit.end, step, start)
 
-    def interpreted(k: jax.Array, acc: jax.Array) -> jax.Array:  # knows no operand in registers
-        slot, weight, x = buffer(k)
-        acc += jnp.dot(weight.astype(jnp.float32), x[...].astype(jnp.float32))
-        plgpu.barrier_arrive(shared.free.at[slot])
+    def product(weight: jax.Array, x: Ref) -> jax.Array:
+        if plan.interpreted:  # knows no operand in registers
+            return jnp.dot(weight.astype(jnp.float32), x[...].astype(jnp.float32))
+
+        def multiplied(acc: Ref) -> jax.Array:
+            plgpu.wgmma(acc, weight, x)
+            return acc[...]
+
+        return pl.run_scoped(multiplied, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+
+    def add_groups(slot: jax.Array, acc: jax.Array) -> jax.Array:
+        for group in range(plan.scale_rows):
+            weight = _integers_of(warpgroup, slot, shared, plan, group)
+            x = shared.x.at[slot, :, pl.ds(group * plan.run, plan.run)].transpose((1, 0))
+            scale = _of_outputs(shape, warpgroup, slot, shared, 0, group)
+            acc += product(weight, x) * scale.astype(jnp.float32)
         return acc
 
-    shape = (BRICK, plan.columns)
-    if plan.interpreted:
-        zeros = jnp.zeros(shape, jnp.float32)
-        acc = lax.fori_loop(unit.begin, unit.end, interpreted, zeros)
+    def add(slot: jax.Array, acc: jax.Array) -> jax.Array:
+        weight = weight_of(warpgroup, slot, shared, plan)
+        return acc + product(weight, shared.x.at[slot].transpose((1, 0)))
+
+    def summed(acc: Ref) -> jax.Array:
+        def add(slot: jax.Array, carry: jax.Array) -> jax.Array:
+            weight = weight_of(warpgroup, slot, shared, plan)
+            plgpu.wgmma(acc, weight, shared.x.at[slot].transpose((1, 0)))
+            plgpu.wgmma_wait(0)
+            return carry
+
+        for_each_buffer(add, jnp.int32(0))
+        return acc[...]
+
+    if plan.scales_sums or plan.interpreted:
+        zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
+        acc = for_each_buffer(add_groups if plan.scales_sums else add, zeros)
     else:
-        acc = pl.run_scoped(multiplied, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+        acc = pl.run_scoped(summed, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
     _store(acc, warpgroup, out_ref, shared, plan, unit)
 
 
@@ -393,19 +388,31 @@ def weight_of(
     warpgroup: jax.Array | int, slot: jax.Array | int, shared: Shared, plan: Plan
 ) -> jax.Array:
     """A buffer's weight of one warpgroup, [64, depth]."""
-    ref = shared.w.at[slot, warpgroup]
+    weight = _unpacked(shared.w.at[slot, warpgroup], plan)
+    of_groups = functools.partial(_of_groups, weight.shape, warpgroup, slot, shared, plan)
+    return (weight - of_groups(1) if plan.zeros else weight) * of_groups(0)
+
+
+def _integers_of(
+    warpgroup: jax.Array, slot: jax.Array, shared: Shared, plan: Plan, group: int
+) -> jax.Array:
+    """The weight of one group of a buffer's, [64, run], without its scale."""
+    bricks = plan.run // BRICK
+    weight = _unpacked(shared.w.at[slot, warpgroup, pl.ds(group * bricks, bricks)], plan)
+    if not plan.zeros:
+        return weight
+    return weight - _of_outputs(weight.shape, warpgroup, slot, shared, 1, group)
+
+
+def _unpacked(bricks: Ref, plan: Plan) -> jax.Array:
+    """A row of bricks [n, *words] as a matrix [64, 64 n]."""
     if plan.interpreted:
-        weight = plan.kind.unpacked_slowly(ref[...], plan.dtype)
-    else:
-        words = plgpu.load(ref, layout=plan.kind.layout(plan.bricks))
-        weight = plan.kind.unpacked(words, plan.dtype)
-    of_outputs = functools.partial(_of_outputs, weight.shape, warpgroup, slot, shared, plan)
-    if plan.zeros:
-        weight = weight - of_outputs(1)
-    return weight * of_outputs(0)
+        return plan.kind.unpacked_slowly(bricks[...], plan.dtype)
+    words = plgpu.load(bricks, layout=plan.kind.layout(bricks.shape[0]))
+    return plan.kind.unpacked(words, plan.dtype)
 
 
-def _of_outputs(
+def _of_groups(
     shape: tuple[int, ...],
     warpgroup: jax.Array | int,
     slot: jax.Array | int,
@@ -413,20 +420,28 @@ def _of_outputs(
     plan: Plan,
     which: int,
 ) -> jax.Array:
-    """Scales, or zeros, for each element of a weight."""
-    outputs = pl.ds(warpgroup * BRICK, BRICK)
-
-    def of_group(i: int) -> jax.Array:
-        row = shared.scales.at[slot, which, i, outputs]
-        row = plgpu.load(row, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
-        return lax.broadcast_in_dim(row, shape, [0])
-
+    """Scales, or zeros, for each element of a buffer's weight."""
+    of_group = functools.partial(_of_outputs, shape, warpgroup, slot, shared, which)
     values = of_group(0)
     if plan.scale_rows > 1:
         column = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA)
         for i in range(1, plan.scale_rows):
             values = jnp.where(column >= i * plan.group, of_group(i), values)
     return values
+
+
+def _of_outputs(
+    shape: tuple[int, ...],
+    warpgroup: jax.Array | int,
+    slot: jax.Array | int,
+    shared: Shared,
+    which: int,
+    group: int,
+) -> jax.Array:
+    """Scales, or zeros, of a group: each output's in a row of its own."""
+    row = shared.scales.at[slot, which, group, pl.ds(warpgroup * BRICK, BRICK)]
+    row = plgpu.load(row, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+    return lax.broadcast_in_dim(row, shape, [0])
 
 
 def _store(

@@ -12,6 +12,7 @@ from paged.matmul import (
     FP8,
     INT4,
     Tiling,
+    cuts,
     expanded,
     narrow,
     narrow_matmul,
@@ -31,7 +32,7 @@ FLOAT8, INT8 = jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.int8)
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few that each has several tiles."""
-    for module in (narrow, tiling):
+    for module in (narrow, cuts, tiling):
         monkeypatch.setattr(module, "MULTIPROCESSORS", 4)
 
 
@@ -72,6 +73,10 @@ def test_a_thread_finds_what_a_tensor_core_wants_of_it(kind: Kind) -> None:
         (FP8, 72, 256, 128, 64, Cut(warpgroups=1, depth=64)),
         (INT4, 13, 256, 192, 256, Cut(warpgroups=4)),
         (FP8, 3, 512, 64, 128, None),
+        (INT4, 13, 512, 192, 128, Cut(splits=2, depth=256)),
+        (FP8, 16, 256, 128, 64, Cut(warpgroups=1)),
+        (INT4, 40, 256, 128, 128, None),
+        (INT4, 2, 768, 128, 384, None),
     ],
 )
 @pytest.mark.parametrize("zeros", [False, True])

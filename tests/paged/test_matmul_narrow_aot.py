@@ -11,8 +11,8 @@ import pytest
 
 from paged.matmul import FP8, INT4, expanded, narrow_matmul, scaled_matmul
 from paged.matmul.bricks import Kind
+from paged.matmul.cuts import candidate_cuts
 from paged.matmul.estimate import ranked_tilings
-from paged.matmul.narrow import candidate_cuts
 from paged.matmul.tiling import Cut
 from paged.matmul.tuned import NARROW_FP8, NARROW_INT4, SCALED
 from tests.paged import aot
@@ -61,7 +61,7 @@ def compile_scaled(gated: bool, m: int, k: int, n: int, how: Any, dtype: Any) ->
 @pytest.mark.parametrize("kind", [INT4, FP8], ids=["int4", "fp8"])
 @pytest.mark.parametrize("m", [1, 33, 128, 256])
 def test_out_of_registers(m: int, kind: Kind, ptxas: Callable[[], str]) -> None:
-    for cut in candidate_cuts(m, 4096, 6144):
+    for cut in candidate_cuts(m, 4096, 6144, 128):
         compile_narrow(kind, m, 4096, 6144, cut, zeros=kind is INT4)
     assert aot.nothing_spilled(ptxas())
 
