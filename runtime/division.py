@@ -18,6 +18,7 @@ from paged.models.config import ModelConfig
 from paged.models.registry import get_family
 from paged.models.spread import spread_shapes
 from paged.models.stages import Stage
+from paged.models.weights import num_bytes
 from paged.runtime.backend import choose_backend
 from paged.runtime.buckets import FEWEST_ROWS_ON_GPU, Buckets
 from paged.runtime.config import EngineConfig
@@ -270,8 +271,3 @@ def kv_dtype(
             f"{device.device_kind} has {capability}. Use int8 or fp8_e5m2."
         )
     return wanted
-
-
-def num_bytes(tree: Any) -> int:
-    """Of arrays, or of their shapes."""
-    return sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))

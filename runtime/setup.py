@@ -25,7 +25,7 @@ from paged.models.offloading import OnHost, host_shapes
 from paged.models.quantized import weight_bytes
 from paged.models.spread import check_devices
 from paged.models.stages import Stage, divide
-from paged.models.weights import for_device
+from paged.models.weights import for_device, num_bytes
 from paged.pool import PagePool
 from paged.runtime.about import StartClock
 from paged.runtime.backend import slower_paths
@@ -39,7 +39,6 @@ from paged.runtime.division import (
     DEVICE_RESERVE,
     cache_of,
     memory_plan,
-    num_bytes,
     scheduler_config,
     shapes_before_pages,
     weight_shapes,
@@ -284,8 +283,10 @@ def _loaded(
         logger.warning("Not the fastest way of %s: %s", device.device_kind, "; ".join(slower))
     with timed(f"Loaded {source.name}"), clock.phase("weights"):
         mesh, stage = shapes.placement.mesh, part.stage
-        params = source.load(dtype, seed=config.seed, progress=progress, mesh=mesh, stage=stage)
-        params = for_device(params, device)
+        # What is loaded has no name here: the memory of a weight is free once it is made anew.
+        params = for_device(
+            source.load(dtype, seed=config.seed, progress=progress, mesh=mesh, stage=stage), device
+        )
         jax.block_until_ready(params)
     with clock.phase("compile"):
         return StepDevice(shapes, params, part.compiler, progress=progress)

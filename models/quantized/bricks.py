@@ -103,8 +103,8 @@ def made[W, T](function: Callable[[W], T], weight: W) -> T:
             lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=place),
             jax.eval_shape(function, weight),
         )
-    if place.memory_kind != PINNED:
-        return function(weight)
-    on_device = jax.device_put(weight, place.with_memory_kind("device"))
+    pinned = place.memory_kind == PINNED
+    on_device = jax.device_put(weight, place.with_memory_kind("device")) if pinned else weight
+    done = function(on_device)
     # Before the next one comes, which there might be no room for beside this one.
-    return jax.block_until_ready(jax.device_put(function(on_device), place))
+    return jax.block_until_ready(jax.device_put(done, place) if pinned else done)

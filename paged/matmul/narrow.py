@@ -344,27 +344,36 @@ def _compute(warpgroup: jax.Array, out_ref: Ref, shared: Shared, plan: Plan, uni
 
         return lax.fori_loop(unit.begin, unit.end, step, start)
 
-    def product(weight: jax.Array, x: Ref) -> jax.Array:
-        if plan.interpreted:  # knows no operand in registers
-            return jnp.dot(weight.astype(jnp.float32), x[...].astype(jnp.float32))
+    def slow_product(weight: jax.Array, x: Ref) -> jax.Array:
+        """Pallas' interpreter knows no operand in registers."""
+        return jnp.dot(weight.astype(jnp.float32), x[...].astype(jnp.float32))
 
-        def multiplied(acc: Ref) -> jax.Array:
-            plgpu.wgmma(acc, weight, x)
-            return acc[...]
+    def sums_of_groups(slot: jax.Array) -> list[jax.Array]:
+        def operands(group: int) -> tuple[jax.Array, Ref]:
+            x = shared.x.at[slot, :, pl.ds(group * plan.run, plan.run)]
+            return _integers_of(warpgroup, slot, shared, plan, group), x.transpose((1, 0))
 
-        return pl.run_scoped(multiplied, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+        if plan.interpreted:
+            return [slow_product(*operands(group)) for group in range(plan.scale_rows)]
+
+        def multiplied(*accs: Ref) -> list[jax.Array]:
+            for group, acc in enumerate(accs):  # while one is multiplied, the next is unpacked
+                plgpu.wgmma(acc, *operands(group))
+            return [acc[...] for acc in accs]
+
+        return pl.run_scoped(
+            multiplied, *[plgpu.WGMMAAccumulatorRef(shape, jnp.float32)] * plan.scale_rows
+        )
 
     def add_groups(slot: jax.Array, acc: jax.Array) -> jax.Array:
-        for group in range(plan.scale_rows):
-            weight = _integers_of(warpgroup, slot, shared, plan, group)
-            x = shared.x.at[slot, :, pl.ds(group * plan.run, plan.run)].transpose((1, 0))
+        for group, sums in enumerate(sums_of_groups(slot)):
             scale = _of_outputs(shape, warpgroup, slot, shared, 0, group)
-            acc += product(weight, x) * scale.astype(jnp.float32)
+            acc += sums * scale.astype(jnp.float32)
         return acc
 
     def add(slot: jax.Array, acc: jax.Array) -> jax.Array:
         weight = weight_of(warpgroup, slot, shared, plan)
-        return acc + product(weight, shared.x.at[slot].transpose((1, 0)))
+        return acc + slow_product(weight, shared.x.at[slot].transpose((1, 0)))
 
     def summed(acc: Ref) -> jax.Array:
         def add(slot: jax.Array, carry: jax.Array) -> jax.Array:

@@ -160,8 +160,10 @@ def _load(
         check_memory(budget, param_bytes(specs, dtype), memory_to_run(programs.values()))
     tell_quantization(source.config, specs, dtype)
     with timed(f"Loaded {source.name}"):
-        params = load_embedder(embedder, source, dtype, seed=config.seed, progress=progress)
-        params = jax.block_until_ready(for_device(params, device))
+        params = for_device(
+            load_embedder(embedder, source, dtype, seed=config.seed, progress=progress), device
+        )
+        jax.block_until_ready(params)
     return PoolingRunner(programs, params)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax.sharding import Mesh, PartitionSpec
 
 from paged.models.config import ModelConfig
@@ -18,6 +21,7 @@ from paged.models.weights import (
     Dense,
     Embedding,
     HopperDense,
+    Portable,
     for_device,
     fused_linear,
     param_bytes,
@@ -26,6 +30,7 @@ from paged.models.weights import (
 )
 
 F32 = jnp.dtype(jnp.float32)
+HOPPER: Any = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
     vocab_size=40,
@@ -135,13 +140,33 @@ def test_residual_and_gate_follow_the_product() -> None:
 def test_only_hopper_gets_its_own_products() -> None:
     specs = get_family(CONFIG.architecture).specs(CONFIG)
     shapes = param_shapes(specs, jnp.dtype(jnp.bfloat16))
-    hopper: Any = SimpleNamespace(
-        platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200"
-    )
     ada: Any = SimpleNamespace(platform="gpu", compute_capability="8.9")
     assert for_device(shapes, ada) is shapes
-    fast = for_device(shapes, hopper)
+    fast = for_device(shapes, HOPPER)
     assert type(fast.layers[0].qkv) is HopperDense
     assert fast.layers[0].qkv.device_kind == "NVIDIA H200"
     assert fast.layers[0].qkv.kernel is shapes.layers[0].qkv.kernel
     assert isinstance(fast.embedding, Embedding)
+
+
+def test_weights_are_made_anew_one_at_a_time() -> None:
+    """The largest first, each finding the memory of those before."""
+    alive: list[weakref.ref[jax.Array]] = []
+    seen: list[tuple[int, int]] = []
+
+    @struct.dataclass
+    class Weight(Portable):
+        array: jax.Array
+
+        def on_hopper(self, device_kind: str) -> Self:
+            seen.append((self.array.size, sum(ref() is not None for ref in alive)))
+            return replace(self, array=self.array + 1)
+
+    def weights() -> list[Weight]:
+        made = [Weight(jnp.zeros(size)) for size in (2, 8, 4)]
+        alive.extend(weakref.ref(weight.array) for weight in made)
+        return made
+
+    found = for_device(weights(), HOPPER)
+    assert [each.array.tolist() for each in found] == [[1] * 2, [1] * 8, [1] * 4]
+    assert seen == [(8, 3), (4, 2), (2, 1)]

@@ -71,7 +71,10 @@ def test_products_are_those_of_the_values(kind: str, rows: int, *, kernels: bool
     x = jax.random.normal(jax.random.key(1), (rows, INPUTS), BF16)
     plain = product(weight, x)
     gated = jax.nn.silu(plain[:, 0]) * plain[:, 1]
-    pairs = (jax.jit(faster)(x), plain), (jax.jit(lambda x: faster.gated(x, "silu"))(x), gated)
-    for found, expected in pairs:
-        error = jnp.abs(found.astype(jnp.float32) - expected) - 0.02 * jnp.abs(expected)
+    cases = (lambda w, x: w(x), plain), (lambda w, x: w.gated(x, "silu"), gated)
+    # As engines have it: untuned, XLA (of jax 0.11.2) takes parts of K for int8, and counts twice.
+    options = None if kernels else {"xla_gpu_autotune_level": 4}
+    for multiplied, expected in cases:
+        found = jax.jit(multiplied, compiler_options=options)(faster, x).astype(jnp.float32)
+        error = jnp.abs(found - expected) - 0.02 * jnp.abs(expected)
         assert float(jnp.max(error)) < 0.05 * float(jnp.std(expected))
