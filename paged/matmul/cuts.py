@@ -36,7 +36,7 @@ def candidate_cuts(m: int, k: int, n: int, group: int) -> list[Cut]:
     if scales_sums(m, min(group, 128)):
         shapes = [(4, 1, 256), (2, 2, 256), *shapes]
     elif m > 128:
-        shapes = [(2, 1, BRICK)]
+        shapes = [(2, 1, BRICK), (2, 1, 128)]
     elif m > 64:
         shapes = [(2, 1, 128), (2, 1, BRICK)]
     cuts = []

@@ -13,7 +13,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged.kernels import Ref, swizzled
 from paged.matmul.bricks import BRICK
-from paged.matmul.narrow import Plan, Shared, kind_of, weight_of
+from paged.matmul.narrow import Buffer, Plan, Shared, kind_of
 from paged.matmul.tiling import Cut
 
 # Inputs that a program writes at most.
@@ -85,7 +85,8 @@ def _kernel(
     for i, ref in enumerate((scale_ref,) if zero_ref is None else (scale_ref, zero_ref)):
         plgpu.copy_gmem_to_smem(ref.at[groups, outputs], scales.at[0, i], full)
     plgpu.barrier_wait(full)
-    out[...] = weight_of(0, 0, Shared(None, w, scales, None, full, None), plan)
+    shared = Shared(None, w, scales, None, full, None)
+    out[...] = Buffer(plan, shared, 0, 0).weight(range(plan.bricks))
     plgpu.commit_smem()
     plgpu.copy_smem_to_gmem(out, out_ref.at[outputs, inputs])
     plgpu.wait_smem_to_gmem(0)

@@ -334,51 +334,21 @@ def _compute(warpgroup: jax.Array, out_ref: Ref, shared: Shared, plan: Plan, uni
     """One warpgroup's outputs of a tile."""
     shape = BRICK, plan.columns
 
-    def for_each_buffer[T](add: Callable[[jax.Array, T], T], start: T) -> T:
+    def for_each_buffer[T](add: Callable[[Buffer, T], T], start: T) -> T:
         def step(k: jax.Array, carry: T) -> T:
             slot = lax.rem(unit.done + k - unit.begin, plan.stages)
             plgpu.barrier_wait(shared.full.at[slot])
-            carry = add(slot, carry)
+            carry = add(Buffer(plan, shared, warpgroup, slot), carry)
             plgpu.barrier_arrive(shared.free.at[slot])
             return carry
 
         return lax.fori_loop(unit.begin, unit.end, step, start)
 
-    def slow_product(weight: jax.Array, x: Ref) -> jax.Array:
-        """Pallas' interpreter knows no operand in registers."""
-        return jnp.dot(weight.astype(jnp.float32), x[...].astype(jnp.float32))
-
-    def sums_of_groups(slot: jax.Array) -> list[jax.Array]:
-        def operands(group: int) -> tuple[jax.Array, Ref]:
-            x = shared.x.at[slot, :, pl.ds(group * plan.run, plan.run)]
-            return _integers_of(warpgroup, slot, shared, plan, group), x.transpose((1, 0))
-
-        if plan.interpreted:
-            return [slow_product(*operands(group)) for group in range(plan.scale_rows)]
-
-        def multiplied(*accs: Ref) -> list[jax.Array]:
-            for group, acc in enumerate(accs):  # while one is multiplied, the next is unpacked
-                plgpu.wgmma(acc, *operands(group))
-            return [acc[...] for acc in accs]
-
-        return pl.run_scoped(
-            multiplied, *[plgpu.WGMMAAccumulatorRef(shape, jnp.float32)] * plan.scale_rows
-        )
-
-    def add_groups(slot: jax.Array, acc: jax.Array) -> jax.Array:
-        for group, sums in enumerate(sums_of_groups(slot)):
-            scale = _of_outputs(shape, warpgroup, slot, shared, 0, group)
-            acc += sums * scale.astype(jnp.float32)
-        return acc
-
-    def add(slot: jax.Array, acc: jax.Array) -> jax.Array:
-        weight = weight_of(warpgroup, slot, shared, plan)
-        return acc + slow_product(weight, shared.x.at[slot].transpose((1, 0)))
-
-    def summed(acc: Ref) -> jax.Array:
-        def add(slot: jax.Array, carry: jax.Array) -> jax.Array:
-            weight = weight_of(warpgroup, slot, shared, plan)
-            plgpu.wgmma(acc, weight, shared.x.at[slot].transpose((1, 0)))
+    def multiplied(acc: Ref) -> jax.Array:
+        def add(buffer: Buffer, carry: jax.Array) -> jax.Array:
+            for i in range(plan.bricks):  # while one is multiplied, the next is unpacked
+                brick = range(i, i + 1)
+                plgpu.wgmma(acc, buffer.weight(brick), buffer.x(brick))
             plgpu.wgmma_wait(0)
             return carry
 
@@ -387,70 +357,89 @@ def _compute(warpgroup: jax.Array, out_ref: Ref, shared: Shared, plan: Plan, uni
 
     if plan.scales_sums or plan.interpreted:
         zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
-        acc = for_each_buffer(add_groups if plan.scales_sums else add, zeros)
+        acc = for_each_buffer(_add_groups if plan.scales_sums else _add_slowly, zeros)
     else:
-        acc = pl.run_scoped(summed, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
+        acc = pl.run_scoped(multiplied, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
     _store(acc, warpgroup, out_ref, shared, plan, unit)
 
 
-def weight_of(
-    warpgroup: jax.Array | int, slot: jax.Array | int, shared: Shared, plan: Plan
-) -> jax.Array:
-    """A buffer's weight of one warpgroup, [64, depth]."""
-    weight = _unpacked(shared.w.at[slot, warpgroup], plan)
-    of_groups = functools.partial(_of_groups, weight.shape, warpgroup, slot, shared, plan)
-    return (weight - of_groups(1) if plan.zeros else weight) * of_groups(0)
+class Buffer(NamedTuple):
+    """What one warpgroup finds in a buffer."""
+
+    plan: Plan
+    shared: Shared
+    warpgroup: jax.Array | int
+    slot: jax.Array | int
+
+    def x(self, bricks: range) -> Ref:
+        """The inputs of some bricks of a row, [64 n, columns]."""
+        inputs = pl.ds(bricks.start * BRICK, len(bricks) * BRICK)
+        return self.shared.x.at[self.slot, :, inputs].transpose((1, 0))
+
+    def weight(self, bricks: range) -> jax.Array:
+        """These bricks as floats of 16 bits, [64, 64 n]."""
+        return self.unscaled(bricks) * self._of_groups(0, bricks)
+
+    def unscaled(self, bricks: range) -> jax.Array:
+        """The same without scales."""
+        plan, ref = self.plan, self.shared.w.at[self.slot, self.warpgroup]
+        ref = ref.at[pl.ds(bricks.start, len(bricks))]
+        if plan.interpreted:
+            weight = plan.kind.unpacked_slowly(ref[...], plan.dtype)
+        else:
+            words = plgpu.load(ref, layout=plan.kind.layout(len(bricks)))
+            weight = plan.kind.unpacked(words, plan.dtype)
+        return weight - self._of_groups(1, bricks) if plan.zeros else weight
+
+    def of_group(self, which: int, group: int, shape: tuple[int, ...]) -> jax.Array:
+        """Scales (0) or zeros (1) of a group, each output's all along its row."""
+        outputs = pl.ds(self.warpgroup * BRICK, BRICK)
+        row = self.shared.scales.at[self.slot, which, group, outputs]
+        row = plgpu.load(row, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+        return lax.broadcast_in_dim(row, shape, [0])
+
+    def _of_groups(self, which: int, bricks: range) -> jax.Array:
+        """The same for each element of some bricks."""
+        shape, run = (BRICK, len(bricks) * BRICK), self.plan.run
+        start, stop = bricks.start * BRICK, bricks.stop * BRICK
+        first, last = start // run, (stop - 1) // run
+        values = self.of_group(which, first, shape)
+        if last > first:
+            column = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA)
+            for group in range(first + 1, last + 1):
+                later = self.of_group(which, group, shape)
+                values = jnp.where(column >= group * run - start, later, values)
+        return values
 
 
-def _integers_of(
-    warpgroup: jax.Array, slot: jax.Array, shared: Shared, plan: Plan, group: int
-) -> jax.Array:
-    """The weight of one group of a buffer's, [64, run], without its scale."""
-    bricks = plan.run // BRICK
-    weight = _unpacked(shared.w.at[slot, warpgroup, pl.ds(group * bricks, bricks)], plan)
-    if not plan.zeros:
-        return weight
-    return weight - _of_outputs(weight.shape, warpgroup, slot, shared, 1, group)
+def _add_groups(buffer: Buffer, acc: jax.Array) -> jax.Array:
+    """Multiply a buffer, and scale the sums of each group."""
+    plan = buffer.plan
+    each = plan.run // BRICK
+    for group in range(plan.scale_rows):
+        bricks = range(group * each, (group + 1) * each)
+        sums = _product(buffer.unscaled(bricks), buffer.x(bricks), interpreted=plan.interpreted)
+        acc += sums * buffer.of_group(0, group, acc.shape).astype(jnp.float32)
+    return acc
 
 
-def _unpacked(bricks: Ref, plan: Plan) -> jax.Array:
-    """A row of bricks [n, *words] as a matrix [64, 64 n]."""
-    if plan.interpreted:
-        return plan.kind.unpacked_slowly(bricks[...], plan.dtype)
-    words = plgpu.load(bricks, layout=plan.kind.layout(bricks.shape[0]))
-    return plan.kind.unpacked(words, plan.dtype)
+def _add_slowly(buffer: Buffer, acc: jax.Array) -> jax.Array:
+    """Multiply a buffer in Pallas' interpreter."""
+    bricks = range(buffer.plan.bricks)
+    return acc + _product(buffer.weight(bricks), buffer.x(bricks), interpreted=True)
 
 
-def _of_groups(
-    shape: tuple[int, ...],
-    warpgroup: jax.Array | int,
-    slot: jax.Array | int,
-    shared: Shared,
-    plan: Plan,
-    which: int,
-) -> jax.Array:
-    """Scales, or zeros, for each element of a buffer's weight."""
-    of_group = functools.partial(_of_outputs, shape, warpgroup, slot, shared, which)
-    values = of_group(0)
-    if plan.scale_rows > 1:
-        column = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA)
-        for i in range(1, plan.scale_rows):
-            values = jnp.where(column >= i * plan.group, of_group(i), values)
-    return values
+def _product(weight: jax.Array, x: Ref, *, interpreted: bool) -> jax.Array:
+    """A weight [64, K] times x [K, columns]."""
+    if interpreted:  # knows no operand in registers
+        return jnp.dot(weight.astype(jnp.float32), x[...].astype(jnp.float32))
 
+    def multiplied(acc: Ref) -> jax.Array:
+        plgpu.wgmma(acc, weight, x)
+        return acc[...]
 
-def _of_outputs(
-    shape: tuple[int, ...],
-    warpgroup: jax.Array | int,
-    slot: jax.Array | int,
-    shared: Shared,
-    which: int,
-    group: int,
-) -> jax.Array:
-    """Scales, or zeros, of a group: each output's in a row of its own."""
-    row = shared.scales.at[slot, which, group, pl.ds(warpgroup * BRICK, BRICK)]
-    row = plgpu.load(row, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
-    return lax.broadcast_in_dim(row, shape, [0])
+    shape = weight.shape[0], x.shape[1]
+    return pl.run_scoped(multiplied, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
 
 
 def _store(
