@@ -30,13 +30,13 @@ from benchmarks.gpu import DTYPE, gpu_arguments, random
 from benchmarks.tables import short, with_products
 from benchmarks.tune_matmul import COLD_BYTES, SLOWEST, Case, joined, normed, timed
 from paged.matmul import FP8, INT4, narrow_matmul, scaled_matmul, tuned
-from paged.matmul.cuts import candidate_cuts
+from paged.matmul.cuts import MEASURED_GROUP, candidate_cuts
 from paged.matmul.estimate import ranked_tilings
 
 FORMATS = {"fp8": jnp.float8_e4m3fn, "int8": jnp.int8, "int4": INT4, "tiles": FP8}
 SHAPES = ["gated:4096:14336", "residual:14336:4096", "plain:4096:6144", "residual:4096:4096"]
 ROWS = [1, 32, 256, 128, 64, 16, 1024, 8192]
-GROUP, THREADS = 128, 14
+THREADS = 14
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Narrow:
     @property
     def weight_bytes(self) -> int:
         values = self.case.k * self.columns // (2 if self.form == "int4" else 1)
-        return values + (2 * self.case.k // GROUP * self.columns if self.alone else 0)
+        return values + (2 * self.case.k // MEASURED_GROUP * self.columns if self.alone else 0)
 
     @property
     def calls(self) -> int:
@@ -74,7 +74,7 @@ class Narrow:
     def candidates(self, most: int) -> list[Any]:
         m, k, n = self.case.m, self.case.k, self.case.n
         if self.alone:
-            return candidate_cuts(m, k, self.columns, GROUP)[:most]
+            return candidate_cuts(m, k, self.columns, MEASURED_GROUP)[:most]
         gated, residual = self.case.kind == "gated", self.case.kind == "residual"
         dtype = jnp.dtype(jnp.int8)
         ranked = ranked_tilings(m, k, n, gated=gated, residual=residual, dtype=dtype)
@@ -87,7 +87,7 @@ class Narrow:
         added = shape((case.m, case.n), DTYPE) if case.kind == "residual" else None
         if self.alone:
             bricks = (self.columns // 64, case.k // 64, *how.shape)
-            scale = shape((case.k // GROUP, self.columns), DTYPE)
+            scale = shape((case.k // MEASURED_GROUP, self.columns), DTYPE)
             words = [shape(bricks, jnp.uint32)] * self.calls
             return shape((case.m, case.k), DTYPE), None, words, scale, added
         outputs = (2, case.n) if case.kind == "gated" else (case.n,)
@@ -152,10 +152,7 @@ def product(
         scales = (of_rows, of_columns)
         out = scaled_matmul(x, weight, scales, how, residual=added, out_dtype=jnp.dtype(DTYPE))
         return (out, normed(out)) if kind == "residual" else out
-    out = narrow_matmul(x, weight, of_columns, cut=how)
-    if kind == "gated":
-        gate, up = (each.astype(jnp.float32) for each in jnp.split(out, 2, axis=1))
-        return (jax.nn.silu(gate) * up).astype(DTYPE)
+    out = narrow_matmul(x, weight, of_columns, gated=kind == "gated", cut=how)
     return (out + added, normed(out + added)) if kind == "residual" else out
 
 

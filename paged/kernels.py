@@ -16,7 +16,7 @@ MULTIPROCESSORS = 132
 """Of an H100 and an H200. A smaller GPU runs the same programs in more than one go."""
 
 
-def divide(number: jax.Array, by: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+def divide(number: jax.Array | int, by: jax.Array | int) -> tuple[jax.Array, jax.Array]:
     """Quotient and remainder of numbers that are not negative."""
     return lax.div(number, by), lax.rem(number, by)
 

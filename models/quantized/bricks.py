@@ -43,27 +43,44 @@ class InBricks(Unfused, Portable):
     outputs: tuple[int, ...] = struct.field(pytree_node=False)
 
     def __call__(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
-        if self.order is not None:
-            x = jnp.take(x, self.order, axis=-1)
-        out = self._product(x, jnp.dtype(dtype or x.dtype)).reshape(len(x), *self.outputs)
+        out = self._product(self._ordered(x), jnp.dtype(dtype or x.dtype))
+        out = out.reshape(len(x), *self.outputs)
         return out if self.bias is None else out + self.bias.astype(out.dtype)
+
+    def gated(self, x: jax.Array, activation: str) -> jax.Array:
+        """See `Linear`."""
+        whole = self.outputs[1] % matmul.BRICK == 0 and self.bias is None
+        if activation != "silu" or not whole or not _in_registers(x):
+            return Unfused.gated(self, x, activation)
+        return self._product(self._ordered(x), x.dtype, gated=True)
 
     def on_hopper(self, device_kind: str) -> InBricks:
         """See `Portable`."""
         return self
 
-    def _product(self, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-        """[T, N]."""
-        if len(x) <= _MOST_PIECES * matmul.MOST_NARROW_ROWS and x.dtype.itemsize == 2:
+    def _ordered(self, x: jax.Array) -> jax.Array:
+        """Inputs as the words have them."""
+        return x if self.order is None else jnp.take(x, self.order, axis=-1)
+
+    def _product(self, x: jax.Array, dtype: jnp.dtype, *, gated: bool = False) -> jax.Array:
+        """[T, N], or with gates [T, N / 2]: these are for rows that go in registers alone."""
+        if _in_registers(x):
             scale = self.scale.astype(x.dtype)
             zero = None if self.zero is None else self.zero.astype(x.dtype)
 
             def product(rows: jax.Array) -> jax.Array:
-                return matmul.narrow_matmul(rows, self.words, scale, zero, out_dtype=dtype)
+                return matmul.narrow_matmul(
+                    rows, self.words, scale, zero, gated=gated, out_dtype=dtype
+                )
 
             return _in_pieces(product, x)
         expanded = matmul.expanded(self.words, self.scale, self.zero).astype(x.dtype)
         return jax.lax.dot_general(x, expanded, _CONTRACT_LAST, preferred_element_type=dtype)
+
+
+def _in_registers(x: jax.Array) -> bool:
+    """Whether rows are few enough to multiply a weight that is unpacked as it comes."""
+    return len(x) <= _MOST_PIECES * matmul.MOST_NARROW_ROWS and x.dtype.itemsize == 2
 
 
 def _in_pieces(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:

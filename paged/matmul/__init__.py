@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from paged.matmul.bricks import FP8, INT4
+from paged.matmul.bricks import BRICK, FP8, INT4
 from paged.matmul.choice import grouped_tiling_for, scaled_tiling_for, tiling_for
 from paged.matmul.codes import grouped_codes_matmul, supports_codes
 from paged.matmul.expand import expanded
@@ -24,6 +24,7 @@ from paged.matmul.rows import LARGEST, scaled_rows
 from paged.matmul.tiling import ROW_UNIT, Tiling
 
 __all__ = [
+    "BRICK",
     "FP8",
     "INT4",
     "LARGEST",

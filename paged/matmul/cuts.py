@@ -9,6 +9,9 @@ from paged.matmul.bricks import BRICK, INT4, Kind
 from paged.matmul.tiling import Cut
 from paged.matmul.tuned import NARROW_FP8, NARROW_INT4
 
+MEASURED_GROUP = 128
+"""Inputs that share a scale, in the weights that were measured."""
+
 
 def scales_sums(columns: int, run: int) -> bool:
     """Whether a run of inputs that share a scale has its sums scaled, and not its weights.
@@ -22,7 +25,7 @@ def scales_sums(columns: int, run: int) -> bool:
 def cut_for(kind: Kind, m: int, k: int, n: int, group: int) -> Cut:
     """What was measured for x [m, k] and a weight [n, k] of a kind, or else what is likely best."""
     table = (NARROW_INT4 if kind is INT4 else NARROW_FP8)["NVIDIA H200"]
-    measured = table.get((k, n))
+    measured = table.get((k, n)) if group == MEASURED_GROUP else None
     return candidate_cuts(m, k, n, group)[0] if measured is None else up_to(m, measured)
 
 

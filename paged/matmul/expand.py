@@ -13,7 +13,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged.kernels import Ref, swizzled
 from paged.matmul.bricks import BRICK
-from paged.matmul.narrow import Buffer, Plan, Shared, kind_of
+from paged.matmul.narrow import kind_of
+from paged.matmul.narrow_buffers import Buffer, Plan, Shared
 from paged.matmul.tiling import Cut
 
 # Inputs that a program writes at most.
@@ -38,6 +39,7 @@ def expanded(
         n=n,
         group=group,
         zeros=zero is not None,
+        gated=False,
         dtype=jnp.dtype(scale.dtype),
         out_dtype=jnp.dtype(scale.dtype),
         interpreted=interpret is not None,
@@ -52,7 +54,7 @@ def expanded(
         grid_names=("row", "step"),
         scratch_types=[
             plgpu.SMEM(bricks, jnp.uint32),
-            plgpu.SMEM((1, 1 + plan.zeros, plan.scale_rows, BRICK), plan.dtype),
+            plgpu.SMEM((1, 1 + plan.zeros, 1, plan.scale_rows, BRICK), plan.dtype),
             plgpu.SMEM((BRICK, plan.cut.depth), plan.dtype, transforms=layout),
             plgpu.Barrier(num_arrivals=2 + plan.zeros),
         ],
@@ -83,9 +85,9 @@ def _kernel(
     plgpu.copy_gmem_to_smem(bricks, w.at[0], full)
     groups = pl.ds(lax.div(step * plan.cut.depth, plan.group), plan.scale_rows)
     for i, ref in enumerate((scale_ref,) if zero_ref is None else (scale_ref, zero_ref)):
-        plgpu.copy_gmem_to_smem(ref.at[groups, outputs], scales.at[0, i], full)
+        plgpu.copy_gmem_to_smem(ref.at[groups, outputs], scales.at[0, i, 0], full)
     plgpu.barrier_wait(full)
-    shared = Shared(None, w, scales, None, full, None)
+    shared = Shared(None, w, scales, None, full, None, None, None)
     out[...] = Buffer(plan, shared, 0, 0).weight(range(plan.bricks))
     plgpu.commit_smem()
     plgpu.copy_smem_to_gmem(out, out_ref.at[outputs, inputs])

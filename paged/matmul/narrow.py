@@ -7,14 +7,15 @@ belong to groups of inputs: with few rows each group's sums are scaled, being fe
 weights. One more warpgroup copies bricks, scales and x ahead of the others.
 
 Several parts of K may be summed apart: what counts with few rows is that all multiprocessors read.
+Else gates may be applied as results leave: half of the warpgroups have gates, and take from the
+others what these multiply.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,140 +23,14 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from paged.kernels import MULTIPROCESSORS, Ref, divide, swizzled
+from paged.kernels import Ref, divide
 from paged.matmul.bricks import BRICK, FP8, INT4, Kind
-from paged.matmul.cuts import cut_for, scales_sums
+from paged.matmul.cuts import cut_for
+from paged.matmul.narrow_buffers import Buffer, Plan, Shared
 from paged.matmul.tiling import ROW_UNIT, Cut
 
-_SHARED_BYTES, _MOST_STAGES = 231424, 12
-# Rows of x whose results leave at once.
-_CHUNK = 64
 MOST_NARROW_ROWS = 256
 """Rows of x that the kernel takes: as many columns as a tensor core has."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A product and its cut: what is fixed when the kernel is compiled.
-
-    Attributes:
-        cut: see there.
-        kind: how the weight is stored.
-        m, k, n: x is [m, k], the output [m, n].
-        group: inputs that share a scale.
-        zeros: whether each group has a value for 0.
-        dtype: of x and scales.
-        out_dtype: of the output.
-        interpreted: whether Pallas' interpreter runs the kernel.
-    """
-
-    cut: Cut
-    kind: Kind
-    m: int
-    k: int
-    n: int
-    group: int
-    zeros: bool
-    dtype: jnp.dtype
-    out_dtype: jnp.dtype
-    interpreted: bool
-
-    @property
-    def columns(self) -> int:
-        """Of the right operand: the rows of x, filled up."""
-        return pl.cdiv(self.m, ROW_UNIT) * ROW_UNIT
-
-    @property
-    def chunk(self) -> int:
-        """Rows of x whose results leave at once."""
-        return min(self.columns, _CHUNK)
-
-    @property
-    def outputs(self) -> int:
-        """Of a program's tile."""
-        return BRICK * self.cut.warpgroups
-
-    @property
-    def bricks(self) -> int:
-        """Of a warpgroup in a buffer."""
-        return self.cut.depth // BRICK
-
-    @property
-    def scale_rows(self) -> int:
-        """Groups in a buffer."""
-        return max(1, self.cut.depth // self.group)
-
-    @property
-    def run(self) -> int:
-        """Inputs of a buffer that share a scale."""
-        return min(self.group, self.cut.depth)
-
-    @property
-    def scales_sums(self) -> bool:
-        """Whether a group's sums are scaled, and not its weights."""
-        return scales_sums(self.columns, self.run)
-
-    @property
-    def steps(self) -> int:
-        """Buffers of the whole of K."""
-        return self.k // self.cut.depth
-
-    @property
-    def units(self) -> int:
-        """Tiles and parts of K."""
-        return pl.cdiv(self.n, self.outputs) * self.cut.splits
-
-    @property
-    def programs(self) -> int:
-        """Those that share the units."""
-        return min(self.units, MULTIPROCESSORS * self.cut.residents)
-
-    @property
-    def stages(self) -> int:
-        """Buffers of the ring: as many as there is memory for."""
-        cut, item = self.cut, self.dtype.itemsize
-        weight = self.outputs * cut.depth * self.kind.bits // 8
-        scales = (1 + self.zeros) * self.scale_rows * self.outputs * item
-        stage = weight + scales + self.columns * cut.depth * item
-        out = cut.warpgroups * self.chunk * BRICK * self.out_dtype.itemsize
-        return min(_MOST_STAGES, (_SHARED_BYTES // cut.residents - out) // stage, self.steps)
-
-
-class Shared(NamedTuple):
-    """Shared memory and barriers of a program.
-
-    Attributes:
-        x: [stages, columns, depth].
-        w: [stages, warpgroups, bricks, *words].
-        scales: [stages, 1, or 2 with zeros, groups, outputs].
-        out: [warpgroups, chunk, 64].
-        full, free: of the ring.
-    """
-
-    x: Ref
-    w: Ref
-    scales: Ref
-    out: Ref
-    full: Ref
-    free: Ref
-
-    @staticmethod
-    def types(plan: Plan) -> tuple[Any, ...]:
-        cut, stages = plan.cut, plan.stages
-        parts = (1 + plan.zeros, plan.scale_rows, plan.outputs)
-        bricks = (cut.warpgroups, plan.bricks, *plan.kind.shape)
-        return (
-            plgpu.SMEM(
-                (stages, plan.columns, cut.depth),
-                plan.dtype,
-                transforms=swizzled(BRICK, plan.dtype.itemsize),
-            ),
-            plgpu.SMEM((stages, *bricks), jnp.uint32),
-            plgpu.SMEM((stages, *parts), plan.dtype),
-            plgpu.SMEM((cut.warpgroups, plan.chunk, BRICK), plan.out_dtype),
-            plgpu.Barrier(num_barriers=stages, num_arrivals=3 + plan.zeros),
-            plgpu.Barrier(num_barriers=stages, num_arrivals=cut.warpgroups),
-        )
 
 
 def supports_narrow(rows: int, inputs: int, outputs: int, group: int) -> bool:
@@ -171,6 +46,7 @@ def narrow_matmul(
     scale: jax.Array,
     zero: jax.Array | None = None,
     *,
+    gated: bool = False,
     out_dtype: jnp.dtype | None = None,
     cut: Cut | None = None,
     interpret: plgpu.InterpretGPUParams | None = None,
@@ -182,6 +58,7 @@ def narrow_matmul(
         words: [N / 64, K / 64, *shape] uint32, see `Kind.words`; of 4 bits a value less 8.
         scale: [K / group, N], in x's dtype.
         zero: the same shape and dtype, or None for zeros; of 4 bits it is less 8 too.
+        gated: give silu(gate) * up, [M, N / 2]: the first half of the outputs are gates.
         out_dtype: of the result; x's own by default.
         cut: how; by default what is good for most shapes.
         interpret: run on a CPU, in Pallas' interpreter.
@@ -197,6 +74,8 @@ def narrow_matmul(
             f"of 128, outputs in multiples of {BRICK} and groups of 32, 64 or multiples of 128, "
             f"got {x.dtype} {x.shape}, {outputs} outputs and groups of {group}: expand the weight"
         )
+    if gated and outputs % (2 * BRICK):
+        raise ValueError(f"half of the outputs must be a multiple of {BRICK}, got {outputs}")
     kind = kind_of(words)
     # Rows of shared memory come in eights, and those of an array do too if it has more.
     padding = -rows % ROW_UNIT if rows > ROW_UNIT else 0
@@ -211,6 +90,7 @@ def narrow_matmul(
         n=outputs,
         group=group,
         zeros=zero is not None,
+        gated=gated and cut.splits == 1,
         dtype=jnp.dtype(x.dtype),
         out_dtype=jnp.dtype(jnp.float32) if cut.splits > 1 else dtype,
         interpreted=interpret is not None,
@@ -218,8 +98,8 @@ def narrow_matmul(
     parts = (cut.splits,) if cut.splits > 1 else ()
     out = plgpu.kernel(
         functools.partial(_kernel, plan=plan),
-        kernel_name="paged_matmul_narrow",
-        out_type=jax.ShapeDtypeStruct((*parts, plan.m, outputs), plan.out_dtype),
+        kernel_name="paged_matmul_narrow" + "_gated" * plan.gated,
+        out_type=jax.ShapeDtypeStruct((*parts, plan.m, outputs // plan.parts), plan.out_dtype),
         grid=(plan.programs,),
         grid_names=("program",),
         num_threads=cut.warpgroups + 1,
@@ -230,8 +110,16 @@ def narrow_matmul(
         ),
         interpret=interpret,
     )(x, words, scale, zero)
-    out = jnp.sum(out, axis=0).astype(dtype) if parts else out
+    if parts:
+        out = jnp.sum(out, axis=0)
+        out = (_gated(out) if gated else out).astype(dtype)
     return out[:rows] if padding else out
+
+
+def _gated(both: jax.Array) -> jax.Array:
+    """silu(gate) * up of both [M, N], gates first."""
+    gate, up = jnp.split(both, 2, axis=1)
+    return jax.nn.silu(gate) * up
 
 
 def kind_of(words: jax.Array) -> Kind:
@@ -313,18 +201,19 @@ def _copy(
         slot = lax.rem(count, plan.stages)
         full = shared.full.at[slot]
         pl.when(count >= plan.stages)(lambda: plgpu.barrier_wait(shared.free.at[slot]))
-        bricks = w_ref.at[
-            pl.ds(unit.tile * cut.warpgroups, cut.warpgroups),
-            pl.ds(step * plan.bricks, plan.bricks),
-        ]
-        plgpu.copy_gmem_to_smem(bricks, shared.w.at[slot], full)
         start = pl.multiple_of(step * cut.depth, cut.depth)
         rows = x_ref.at[pl.ds(0, plan.columns), pl.ds(start, cut.depth)]
         plgpu.copy_gmem_to_smem(rows, shared.x.at[slot], full)
+        bricks = pl.ds(step * plan.bricks, plan.bricks)
         groups = pl.ds(lax.div(start, plan.group), plan.scale_rows)
-        outputs = pl.ds(pl.multiple_of(unit.tile * plan.outputs, plan.outputs), plan.outputs)
-        for i, ref in enumerate(scale_refs):
-            plgpu.copy_gmem_to_smem(ref.at[groups, outputs], shared.scales.at[slot, i], full)
+        for part in range(plan.parts):
+            first = unit.tile * plan.teams + part * (plan.n // plan.parts // BRICK)
+            place = shared.w.at[slot, pl.ds(part * plan.teams, plan.teams)]
+            plgpu.copy_gmem_to_smem(w_ref.at[pl.ds(first, plan.teams), bricks], place, full)
+            outputs = pl.ds(pl.multiple_of(first * BRICK, BRICK), plan.teams * BRICK)
+            for i, ref in enumerate(scale_refs):
+                place = shared.scales.at[slot, i, part]
+                plgpu.copy_gmem_to_smem(ref.at[groups, outputs], place, full)
         return carry
 
     lax.fori_loop(unit.begin, unit.end, fill, jnp.int32(0))
@@ -363,55 +252,6 @@ def _compute(warpgroup: jax.Array, out_ref: Ref, shared: Shared, plan: Plan, uni
     _store(acc, warpgroup, out_ref, shared, plan, unit)
 
 
-class Buffer(NamedTuple):
-    """What one warpgroup finds in a buffer."""
-
-    plan: Plan
-    shared: Shared
-    warpgroup: jax.Array | int
-    slot: jax.Array | int
-
-    def x(self, bricks: range) -> Ref:
-        """The inputs of some bricks of a row, [64 n, columns]."""
-        inputs = pl.ds(bricks.start * BRICK, len(bricks) * BRICK)
-        return self.shared.x.at[self.slot, :, inputs].transpose((1, 0))
-
-    def weight(self, bricks: range) -> jax.Array:
-        """These bricks as floats of 16 bits, [64, 64 n]."""
-        return self.unscaled(bricks) * self._of_groups(0, bricks)
-
-    def unscaled(self, bricks: range) -> jax.Array:
-        """The same without scales."""
-        plan, ref = self.plan, self.shared.w.at[self.slot, self.warpgroup]
-        ref = ref.at[pl.ds(bricks.start, len(bricks))]
-        if plan.interpreted:
-            weight = plan.kind.unpacked_slowly(ref[...], plan.dtype)
-        else:
-            words = plgpu.load(ref, layout=plan.kind.layout(len(bricks)))
-            weight = plan.kind.unpacked(words, plan.dtype)
-        return weight - self._of_groups(1, bricks) if plan.zeros else weight
-
-    def of_group(self, which: int, group: int, shape: tuple[int, ...]) -> jax.Array:
-        """Scales (0) or zeros (1) of a group, each output's all along its row."""
-        outputs = pl.ds(self.warpgroup * BRICK, BRICK)
-        row = self.shared.scales.at[self.slot, which, group, outputs]
-        row = plgpu.load(row, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
-        return lax.broadcast_in_dim(row, shape, [0])
-
-    def _of_groups(self, which: int, bricks: range) -> jax.Array:
-        """The same for each element of some bricks."""
-        shape, run = (BRICK, len(bricks) * BRICK), self.plan.run
-        start, stop = bricks.start * BRICK, bricks.stop * BRICK
-        first, last = start // run, (stop - 1) // run
-        values = self.of_group(which, first, shape)
-        if last > first:
-            column = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA)
-            for group in range(first + 1, last + 1):
-                later = self.of_group(which, group, shape)
-                values = jnp.where(column >= group * run - start, later, values)
-        return values
-
-
 def _add_groups(buffer: Buffer, acc: jax.Array) -> jax.Array:
     """Multiply a buffer, and scale the sums of each group."""
     plan = buffer.plan
@@ -448,15 +288,37 @@ def _store(
     """Turn the accumulator [64, columns] and copy it out, a chunk of rows of x at a time."""
     if plan.cut.splits > 1:
         out_ref = out_ref.at[unit.split]
-    first = unit.tile * plan.outputs + warpgroup * BRICK
+    part, team = divide(warpgroup, plan.teams)
+    first = (unit.tile * plan.teams + team) * BRICK
     outputs = pl.ds(pl.multiple_of(first, BRICK), BRICK)
-    buffer = shared.out.at[warpgroup]
-    for row in range(0, plan.columns, plan.chunk):
-        size = min(plan.chunk, plan.columns - row)
+
+    def store(row: int, chunk: jax.Array) -> None:
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        turned = buffer.at[pl.ds(0, size)].transpose((1, 0))
-        turned[...] = plgpu.layout_cast(
-            acc[:, row : row + size].astype(plan.out_dtype), plgpu.Layout.WGMMA_TRANSPOSED
-        )
+        buffer = shared.out.at[warpgroup, pl.ds(0, chunk.shape[1])]
+        buffer.transpose((1, 0))[...] = plgpu.layout_cast(chunk, plgpu.Layout.WGMMA_TRANSPOSED)
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(buffer.at[pl.ds(0, size)], out_ref.at[pl.ds(row, size), outputs])
+        plgpu.copy_smem_to_gmem(buffer, out_ref.at[pl.ds(row, chunk.shape[1]), outputs])
+
+    def hand_over(chunk: jax.Array) -> None:
+        buffer = shared.out.at[warpgroup, pl.ds(0, chunk.shape[1])]
+        up = plgpu.layout_cast(chunk.astype(plan.out_dtype), plgpu.Layout.WGMMA_TRANSPOSED)
+        buffer.transpose((1, 0))[...] = up
+        plgpu.barrier_arrive(shared.handed.at[team])
+        plgpu.barrier_wait(shared.taken.at[team])
+
+    def store_gated(row: int, chunk: jax.Array) -> None:
+        plgpu.barrier_wait(shared.handed.at[team])
+        buffer = shared.out.at[warpgroup + plan.teams, pl.ds(0, chunk.shape[1])]
+        turned = buffer.transpose((1, 0))
+        up = plgpu.load(turned, layout=plgpu.Layout.WGMMA_TRANSPOSED, optimized=False)
+        plgpu.barrier_arrive(shared.taken.at[team])
+        gate = (chunk / (1 + jnp.exp(-chunk))).astype(plan.out_dtype)
+        store(row, plgpu.layout_cast(gate, plgpu.Layout.WGMMA_TRANSPOSED) * up)
+
+    for row in range(0, plan.columns, plan.chunk):
+        chunk = acc[:, row : min(row + plan.chunk, plan.columns)]
+        if plan.gated:
+            pl.when(part == 1)(functools.partial(hand_over, chunk))
+            pl.when(part == 0)(functools.partial(store_gated, row, chunk))
+        else:
+            store(row, chunk.astype(plan.out_dtype))

@@ -14,7 +14,7 @@ from paged.matmul import (
     Tiling,
     cuts,
     expanded,
-    narrow,
+    narrow_buffers,
     narrow_matmul,
     scaled_matmul,
     scaled_rows,
@@ -32,7 +32,7 @@ FLOAT8, INT8 = jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.int8)
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few that each has several tiles."""
-    for module in (narrow, cuts, tiling):
+    for module in (narrow_buffers, cuts, tiling):
         monkeypatch.setattr(module, "MULTIPROCESSORS", 4)
 
 
@@ -97,6 +97,54 @@ def test_products_are_those_of_the_weight(
     np.testing.assert_allclose(found, exact, rtol=0.01, atol=0.06)
     written = expanded(words, scale, zero, interpret=INTERPRETED)
     np.testing.assert_allclose(written.astype(jnp.float32), meant, rtol=0.01, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "m", "k", "n", "cut"),
+    [
+        (INT4, 1, 256, 256, Cut()),
+        (INT4, 13, 256, 640, Cut(warpgroups=4)),  # one row of bricks is left for the last tile
+        (FP8, 136, 256, 512, Cut(depth=64)),
+        (INT4, 8, 512, 128, Cut(splits=3)),
+        (INT4, 3, 512, 128, None),
+    ],
+)
+@pytest.mark.parametrize("zeros", [False, True])
+def test_gates_are_applied(
+    kind: Kind, m: int, k: int, n: int, cut: Cut | None, zeros: bool
+) -> None:
+    rng = np.random.default_rng(2)
+    values, meant = stored(kind, n, k)
+    scale = jnp.asarray(rng.normal(size=(k // 128, n)) / k**0.5, jnp.bfloat16)
+    zero = jnp.asarray(rng.integers(-8, 8, scale.shape), jnp.bfloat16) if zeros else None
+    if zero is not None:
+        meant = meant - jnp.repeat(zero.astype(jnp.float32), 128, axis=0).T
+    meant = meant * jnp.repeat(scale.astype(jnp.float32), 128, axis=0).T
+    x = jnp.asarray(rng.normal(size=(m, k)), jnp.bfloat16)
+    words = kind.words(values)
+    found = narrow_matmul(x, words, scale, zero, gated=True, cut=cut, interpret=INTERPRETED)
+    gate, up = jnp.split(x.astype(jnp.float32) @ meant.T, 2, axis=1)
+    exact = jax.nn.silu(gate) * up
+    error = jnp.abs(found.astype(jnp.float32) - exact)
+    assert float(jnp.max(error - 0.02 * jnp.abs(exact))) < 0.02 * float(jnp.std(exact))
+
+
+def test_cuts_go_with_groups() -> None:
+    """Those that were measured are for groups of 128; a buffer has whole groups, or part of one."""
+    for group in (32, 128, 384, 512):
+        for m in (1, 16, 33, 256):
+            for cut in (
+                cuts.cut_for(INT4, m, 4096, 28672, group),
+                *cuts.candidate_cuts(m, 6144, 6144, group),
+            ):
+                assert group % cut.depth == 0 or cut.depth % group == 0
+    assert cuts.cut_for(INT4, 1, 4096, 28672, 128).depth == 256
+
+
+def test_gates_are_whole_bricks() -> None:
+    words, scale = jnp.zeros((3, 2, 4, 128), jnp.uint32), jnp.zeros((1, 192), jnp.bfloat16)
+    with pytest.raises(ValueError, match="half of the outputs must be a multiple of 64, got 192"):
+        narrow_matmul(jnp.zeros((1, 128), jnp.bfloat16), words, scale, gated=True)
 
 
 def test_other_arrays_are_refused() -> None:

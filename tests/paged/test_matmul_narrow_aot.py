@@ -34,10 +34,12 @@ def array(dtype: Any, *shape: int) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def compile_narrow(kind: Kind, m: int, k: int, n: int, cut: Cut, zeros: bool = False) -> None:
+def compile_narrow(
+    kind: Kind, m: int, k: int, n: int, cut: Cut, zeros: bool = False, gated: bool = False
+) -> None:
     scale = array("bfloat16", k // 128, n)
     aot.compile_for_h200(
-        lambda *a: narrow_matmul(*a, cut=cut),
+        lambda *a: narrow_matmul(*a, gated=gated, cut=cut),
         array("bfloat16", m, k),
         array(jnp.uint32, n // 64, k // 64, *kind.shape),
         scale,
@@ -63,6 +65,8 @@ def compile_scaled(gated: bool, m: int, k: int, n: int, how: Any, dtype: Any) ->
 def test_out_of_registers(m: int, kind: Kind, ptxas: Callable[[], str]) -> None:
     for cut in candidate_cuts(m, 4096, 6144, 128):
         compile_narrow(kind, m, 4096, 6144, cut, zeros=kind is INT4)
+    for cut in candidate_cuts(m, 4096, 28672, 128)[:2]:
+        compile_narrow(kind, m, 4096, 28672, cut, gated=True)
     assert aot.nothing_spilled(ptxas())
 
 

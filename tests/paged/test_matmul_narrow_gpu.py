@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -44,6 +46,26 @@ def test_out_of_registers(m: int, group: int, k: int, n: int, kind: Kind, dtype:
     x = jax.random.normal(keys[3], (m, k), dtype)
     exact = jnp.matmul(x.astype(jnp.float32), meant.T, precision="highest")
     near(jax.jit(narrow_matmul)(x, kind.words(values), scale, zero), exact)
+
+
+@pytest.mark.parametrize("kind", [INT4, FP8], ids=["int4", "fp8"])
+@pytest.mark.parametrize(("k", "n"), [(4096, 28672), (512, 640)])
+@pytest.mark.parametrize("m", [1, 16, 33, 136, 256])
+def test_gates(m: int, k: int, n: int, kind: Kind) -> None:
+    keys = jax.random.split(jax.random.key(m), 3)
+    scale = ((1 + jax.random.uniform(keys[0], (k // 128, n))) / k**0.5).astype("bfloat16")
+    if kind is INT4:
+        values = jax.random.randint(keys[1], (n, k), 0, 16, jnp.uint8)
+        meant = (values.astype(jnp.float32) - 8) * jnp.repeat(scale, 128, axis=0).T / 4
+        scale /= 4
+    else:
+        values = jax.random.normal(keys[1], (n, k)).astype(jnp.float8_e4m3fn)
+        meant = values.astype(jnp.float32) * jnp.repeat(scale, 128, axis=0).T
+    x = jax.random.normal(keys[2], (m, k), "bfloat16")
+    both = jnp.matmul(x.astype(jnp.float32), meant.T, precision="highest")
+    exact = jax.nn.silu(both[:, : n // 2]) * both[:, n // 2 :]
+    product = jax.jit(functools.partial(narrow_matmul, gated=True))
+    near(product(x, kind.words(values), scale), exact)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.int8], ids=["fp8", "int8"])

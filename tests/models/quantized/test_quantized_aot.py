@@ -50,7 +50,7 @@ def test_a_weight_of_4_bits_is_not_expanded_for_a_few_rows(rows, dtype):
         bits=4,
     )
     x = array((rows, INPUTS), dtype)
-    report = compiled(x, for_device(weight, aot.H200.device), "paged_matmul_narrow")
+    report = compiled(x, for_device(weight, aot.H200.device), "paged_matmul_narrow_gated")
     assert report.temp_size_in_bytes < SIZE * INPUTS  # a quarter of the expanded weight
 
 
@@ -60,7 +60,7 @@ def test_a_weight_in_tiles_is_expanded_once_for_many_rows(rows):
         array((2, SIZE, INPUTS), FLOAT8), array((2, SIZE, INPUTS // 128), jnp.float32)
     )
     x = array((rows, INPUTS), jnp.bfloat16)
-    kernel = "paged_expand" if rows > 1024 else "paged_matmul_narrow"
+    kernel = "paged_expand" if rows > 1024 else "paged_matmul_narrow_gated"
     report = compiled(x, for_device(weight, aot.H200.device), kernel)
     written = 2 * SIZE * INPUTS * 2 if rows > 1024 else 0
     assert report.temp_size_in_bytes < written + rows * 2 * SIZE * 4 + 2**20

@@ -213,6 +213,8 @@ def test_tiles_on_hopper_multiply_as_elsewhere(monkeypatch):
     assert type(faster) is InBricks
     x = jnp.asarray(drawn(3, 9, 256), jnp.bfloat16)
     near(faster(x, F32), weight(x, F32))
+    near(faster.gated(x, "silu"), weight.gated(x, "silu"))
+    near(faster.gated(x, "gelu"), weight.gated(x, "gelu"))
 
 
 def shifted(inputs: int, outputs: int) -> GroupShifted:
