@@ -26,7 +26,7 @@ def cut_for(kind: Kind, m: int, k: int, n: int, group: int) -> Cut:
     """What was measured for x [m, k] and a weight [n, k] of a kind, or else what is likely best."""
     table = (NARROW_INT4 if kind is INT4 else NARROW_FP8)["NVIDIA H200"]
     measured = table.get((k, n)) if group == MEASURED_GROUP else None
-    return candidate_cuts(m, k, n, group)[0] if measured is None else up_to(m, measured)
+    return up_to(m, measured) if measured else candidate_cuts(m, k, n, group)[0]
 
 
 def candidate_cuts(m: int, k: int, n: int, group: int) -> list[Cut]:
@@ -39,9 +39,9 @@ def candidate_cuts(m: int, k: int, n: int, group: int) -> list[Cut]:
     if scales_sums(m, min(group, 128)):
         shapes = [(4, 1, 256), (2, 2, 256), *shapes]
     elif m > 128:
-        shapes = [(2, 1, BRICK), (2, 1, 128)]
+        shapes = [(2, 1, BRICK), (2, 1, 128), (1, 1, BRICK), (1, 1, 128)]
     elif m > 64:
-        shapes = [(2, 1, 128), (2, 1, BRICK)]
+        shapes = [(2, 1, 128), (2, 1, BRICK), (1, 2, 128), (1, 1, 128)]
     cuts = []
     for warpgroups, residents, depth in shapes:
         tiles, room = pl.cdiv(n, BRICK * warpgroups), MULTIPROCESSORS * residents

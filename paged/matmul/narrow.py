@@ -81,6 +81,8 @@ def narrow_matmul(
     padding = -rows % ROW_UNIT if rows > ROW_UNIT else 0
     x = jnp.pad(x, ((0, padding), (0, 0))) if padding else x
     cut = cut or cut_for(kind, rows, inputs, outputs, group)
+    fused = gated and cut.splits == 1 and cut.warpgroups % 2 == 0
+    later = cut.splits > 1 or (gated and not fused)
     dtype = jnp.dtype(out_dtype or x.dtype)
     plan = Plan(
         cut=cut,
@@ -90,9 +92,9 @@ def narrow_matmul(
         n=outputs,
         group=group,
         zeros=zero is not None,
-        gated=gated and cut.splits == 1,
+        gated=fused,
         dtype=jnp.dtype(x.dtype),
-        out_dtype=jnp.dtype(jnp.float32) if cut.splits > 1 else dtype,
+        out_dtype=jnp.dtype(jnp.float32) if later else dtype,
         interpreted=interpret is not None,
     )
     parts = (cut.splits,) if cut.splits > 1 else ()
@@ -110,8 +112,8 @@ def narrow_matmul(
         ),
         interpret=interpret,
     )(x, words, scale, zero)
-    if parts:
-        out = jnp.sum(out, axis=0)
+    if later:
+        out = jnp.sum(out, axis=0) if parts else out
         out = (_gated(out) if gated else out).astype(dtype)
     return out[:rows] if padding else out
 

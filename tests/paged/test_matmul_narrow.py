@@ -106,6 +106,7 @@ def test_products_are_those_of_the_weight(
         (INT4, 13, 256, 640, Cut(warpgroups=4)),  # one row of bricks is left for the last tile
         (FP8, 136, 256, 512, Cut(depth=64)),
         (INT4, 8, 512, 128, Cut(splits=3)),
+        (FP8, 72, 256, 128, Cut(warpgroups=1)),
         (INT4, 3, 512, 128, None),
     ],
 )
