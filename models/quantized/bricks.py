@@ -13,9 +13,10 @@ from flax import struct
 from paged import matmul
 from paged.models.weights import PINNED, Portable, Unfused
 
-# Each piece reads the weight anew: so many read 2 bytes for an element of 4 bits, 4 for one of 8.
-# Writing it out moves 4.5 or 5, and takes 2 of memory: 1 GB for the vocabulary of an 8B model.
-_MOST_PIECES = 4
+# Pieces of rows that are multiplied one after the other, each unpacking the weight anew. On an H200
+# two take as long as writing it out, and four a tenth more to a half. But what is written out takes
+# memory: 1 GB for the vocabulary of an 8B model, which is not for such weights.
+_MOST_PIECES, _MOST_PIECES_OF_LARGE, _LARGE = 2, 4, 2**29
 _CONTRACT_LAST = (((1,), (1,)), ((), ()))
 
 
@@ -50,7 +51,7 @@ class InBricks(Unfused, Portable):
     def gated(self, x: jax.Array, activation: str) -> jax.Array:
         """See `Linear`."""
         whole = self.outputs[1] % matmul.BRICK == 0 and self.bias is None
-        if activation != "silu" or not whole or not _in_registers(x):
+        if activation != "silu" or not whole or not self._goes_in_registers(x):
             return Unfused.gated(self, x, activation)
         return self._product(self._ordered(x), x.dtype, gated=True)
 
@@ -62,9 +63,15 @@ class InBricks(Unfused, Portable):
         """Inputs as the words have them."""
         return x if self.order is None else jnp.take(x, self.order, axis=-1)
 
+    def _goes_in_registers(self, x: jax.Array) -> bool:
+        """Whether rows are few enough to unpack the weight as it comes, and not write it out."""
+        large = x.shape[1] * self.scale.shape[1] * x.dtype.itemsize > _LARGE
+        pieces = _MOST_PIECES_OF_LARGE if large else _MOST_PIECES
+        return len(x) <= pieces * matmul.MOST_NARROW_ROWS and x.dtype.itemsize == 2
+
     def _product(self, x: jax.Array, dtype: jnp.dtype, *, gated: bool = False) -> jax.Array:
         """[T, N], or with gates [T, N / 2]: these are for rows that go in registers alone."""
-        if _in_registers(x):
+        if self._goes_in_registers(x):
             scale = self.scale.astype(x.dtype)
             zero = None if self.zero is None else self.zero.astype(x.dtype)
 
@@ -76,11 +83,6 @@ class InBricks(Unfused, Portable):
             return _in_pieces(product, x)
         expanded = matmul.expanded(self.words, self.scale, self.zero).astype(x.dtype)
         return jax.lax.dot_general(x, expanded, _CONTRACT_LAST, preferred_element_type=dtype)
-
-
-def _in_registers(x: jax.Array) -> bool:
-    """Whether rows are few enough to multiply a weight that is unpacked as it comes."""
-    return len(x) <= _MOST_PIECES * matmul.MOST_NARROW_ROWS and x.dtype.itemsize == 2
 
 
 def _in_pieces(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:

@@ -64,31 +64,30 @@ SCALED: dict[str, dict[Product, tuple[tuple[int, Tiling], ...]]] = {
 NARROW_INT4: dict[str, dict[NarrowProduct, tuple[tuple[int, Cut], ...]]] = {
     "NVIDIA H200": {
         (4096, 28672): (
-            (1, Cut(warpgroups=4, depth=256)),
-            (16, Cut(depth=256, residents=2)),
             (32, Cut(warpgroups=4, depth=256)),
             (64, Cut(warpgroups=4)),
             (128, Cut()),
             (256, Cut(depth=64)),
         ),
         (14336, 4096): (
-            (16, Cut(splits=8, depth=256, residents=2)),
+            (1, Cut(splits=8, depth=256, residents=2)),
+            (16, Cut(splits=8, residents=2)),
             (32, Cut(warpgroups=4, splits=8, depth=256)),
             (64, Cut(splits=4, depth=256)),
             (128, Cut(splits=4)),
             (256, Cut(splits=4, depth=64)),
         ),
         (4096, 6144): (
-            (16, Cut(splits=5, residents=2)),
-            (32, Cut(warpgroups=4, splits=4, depth=256)),
+            (32, Cut(splits=5, residents=2)),
             (64, Cut(splits=2, depth=256)),
-            (256, Cut(splits=2)),
+            (128, Cut(splits=2)),
+            (256, Cut(splits=2, depth=64)),
         ),
         (4096, 4096): (
-            (1, Cut(splits=8, residents=2)),
             (16, Cut(splits=4, depth=256, residents=2)),
             (64, Cut(splits=4, depth=256)),
-            (256, Cut(splits=4)),
+            (128, Cut(splits=4)),
+            (256, Cut(warpgroups=1, splits=2)),
         ),
     },
 }

@@ -15,7 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from paged import matmul
-from paged.models.quantized import ChannelScaled, GroupScaled, GroupShifted, TileScaled
+from paged.models.quantized import ChannelScaled, GroupScaled, GroupShifted, TileScaled, bricks
 from paged.models.quantized.bricks import InBricks
 from paged.models.quantized.channels import HopperChannelScaled
 from paged.models.quantized.groups import pack, unpack
@@ -178,9 +178,12 @@ def test_groups_on_hopper_multiply_as_elsewhere(asymmetric, ordered, monkeypatch
     near(faster.gated(x, "silu"), weight.gated(x, "silu"))
 
 
-@pytest.mark.parametrize(("rows", "piece"), [(25, 16), (96, 24), (97, None)])
-def test_more_rows_on_hopper_are_multiplied_in_even_pieces(rows, piece, monkeypatch):
-    """Beyond four, the weight is written out; either way, products are the same to rounding."""
+@pytest.mark.parametrize(
+    ("rows", "piece", "large"),
+    [(25, 16, False), (48, 24, False), (49, None, False), (96, 24, True), (97, None, True)],
+)
+def test_more_rows_on_hopper_are_multiplied_in_even_pieces(rows, piece, large, monkeypatch):
+    """Beyond two, or four of a large weight, it is written out, which changes but rounding."""
     rng = np.random.default_rng(0)
     weight = GroupScaled(
         jnp.asarray(rng.integers(0, 256, (128, 128)), jnp.uint8),
@@ -197,6 +200,7 @@ def test_more_rows_on_hopper_are_multiplied_in_even_pieces(rows, piece, monkeypa
 
     monkeypatch.setattr(matmul, "narrow_matmul", noted)
     monkeypatch.setattr(matmul, "MOST_NARROW_ROWS", 24)
+    monkeypatch.setattr(bricks, "_LARGE", 2 * 256 * 128 - large)
     x = jnp.asarray(drawn(3, rows, 256), jnp.bfloat16)
     found = faster(x, F32)
     assert pieces == ({piece} if piece else set())
