@@ -49,7 +49,11 @@ TUNED: dict[str, dict[Product, tuple[UpTo, ...]]] = {
             (256, Tiling(widths=(64,), row_cluster=2)),
             (8192, Tiling(row_cluster=2)),
         ),
-        (False, 4096, 128256): ((1, None),),
+        (False, 4096, 128256): (
+            (128, None),
+            (256, Tiling(row_cluster=2)),
+            (1024, Tiling(widths=(192,), row_cluster=2)),
+        ),
     },
 }
 
