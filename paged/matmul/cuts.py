@@ -12,6 +12,9 @@ from paged.matmul.tuned import NARROW_FP8, NARROW_INT4
 MEASURED_GROUP = 128
 """Inputs that share a scale, in the weights that were measured."""
 
+MOST_RUN = 128
+"""Inputs whose sums are scaled at once: the weights of more do not fit in registers beside them."""
+
 
 def scales_sums(columns: int, run: int) -> bool:
     """Whether a run of inputs that share a scale has its sums scaled, and not its weights.
@@ -36,7 +39,7 @@ def candidate_cuts(m: int, k: int, n: int, group: int) -> list[Cut]:
     1 and 16 rows with the weights of an 8B model on an H200.
     """
     shapes = [(2, 2, 128), (2, 1, 256), (4, 1, 128), (2, 1, 128)]
-    if scales_sums(m, min(group, 128)):
+    if scales_sums(m, min(group, MOST_RUN)):
         shapes = [(4, 1, 256), (2, 2, 256), *shapes]
     elif m > 128:
         shapes = [(2, 1, BRICK), (2, 1, 128), (1, 1, BRICK), (1, 1, 128)]

@@ -255,11 +255,11 @@ def _compute(warpgroup: jax.Array, out_ref: Ref, shared: Shared, plan: Plan, uni
 
 
 def _add_groups(buffer: Buffer, acc: jax.Array) -> jax.Array:
-    """Multiply a buffer, and scale the sums of each group."""
+    """Multiply a buffer, and scale the sums of each run."""
     plan = buffer.plan
     each = plan.run // BRICK
-    for group in range(plan.scale_rows):
-        bricks = range(group * each, (group + 1) * each)
+    for first in range(0, plan.bricks, each):
+        bricks, group = range(first, first + each), first * BRICK // plan.group
         sums = _product(buffer.unscaled(bricks), buffer.x(bricks), interpreted=plan.interpreted)
         acc += sums * buffer.of_group(0, group, acc.shape).astype(jnp.float32)
     return acc

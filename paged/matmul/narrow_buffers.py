@@ -13,10 +13,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from paged.kernels import MULTIPROCESSORS, Ref, divide, swizzled
 from paged.matmul.bricks import BRICK, Kind
-from paged.matmul.cuts import scales_sums
-from paged.matmul.tiling import ROW_UNIT, Cut
+from paged.matmul.cuts import MOST_RUN, scales_sums
+from paged.matmul.tiling import ROW_UNIT, SHARED_BYTES, SHARED_BYTES_LOST, Cut
 
-_SHARED_BYTES, _MOST_STAGES = 231424, 12
+_MOST_STAGES = 12
 # Rows of x whose results leave at once.
 _CHUNK = 64
 
@@ -86,8 +86,8 @@ class Plan:
 
     @property
     def run(self) -> int:
-        """Inputs of a buffer that share a scale."""
-        return min(self.group, self.cut.depth)
+        """Inputs of a buffer that share a scale, and are multiplied at once where sums get it."""
+        return min(self.group, self.cut.depth, MOST_RUN)
 
     @property
     def scales_sums(self) -> bool:
@@ -117,7 +117,8 @@ class Plan:
         scales = (1 + self.zeros) * self.scale_rows * self.outputs * item
         stage = weight + scales + self.columns * cut.depth * item
         out = cut.warpgroups * self.chunk * BRICK * self.out_dtype.itemsize
-        return min(_MOST_STAGES, (_SHARED_BYTES // cut.residents - out) // stage, self.steps)
+        room = SHARED_BYTES // cut.residents - SHARED_BYTES_LOST - out
+        return min(_MOST_STAGES, room // stage, self.steps)
 
 
 class Shared(NamedTuple):
@@ -199,13 +200,13 @@ class Buffer(NamedTuple):
 
     def _of_groups(self, which: int, bricks: range) -> jax.Array:
         """The same for each element of some bricks."""
-        shape, run = (BRICK, len(bricks) * BRICK), self.plan.run
+        shape, size = (BRICK, len(bricks) * BRICK), self.plan.group
         start, stop = bricks.start * BRICK, bricks.stop * BRICK
-        first, last = start // run, (stop - 1) // run
+        first, last = start // size, (stop - 1) // size
         values = self.of_group(which, first, shape)
         if last > first:
             column = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA)
             for group in range(first + 1, last + 1):
                 later = self.of_group(which, group, shape)
-                values = jnp.where(column >= group * run - start, later, values)
+                values = jnp.where(column >= group * size - start, later, values)
         return values

@@ -13,7 +13,7 @@ from paged.kernels import MULTIPROCESSORS
 # Rows of a warpgroup's accumulator: what its tensor cores multiply at a time.
 ROWS = 64
 # Shared memory of a multiprocessor, and what each program costs besides its own: its barriers too.
-_SHARED_BYTES, _SHARED_BYTES_LOST = 233472, 2048
+SHARED_BYTES, SHARED_BYTES_LOST = 233472, 2048
 # More buffers than this hide nothing more.
 _MAX_STAGES = 12
 # Buffers through which a warpgroup's output leaves.
@@ -204,7 +204,7 @@ class Plan:
         width = max(tile.widths)
         weight = tile.column_warpgroups * self.buffer_rows(width) * width * item
         stage = tile.height * tile.depth * item + weight
-        free = _SHARED_BYTES // tile.residents - _SHARED_BYTES_LOST - self._output_bytes
+        free = SHARED_BYTES // tile.residents - SHARED_BYTES_LOST - self._output_bytes
         free -= self._scale_bytes
         return min(_MAX_STAGES, free // stage, self.steps)
 

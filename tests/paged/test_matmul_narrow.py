@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +26,7 @@ from paged.matmul import (
     tiling,
 )
 from paged.matmul.bricks import Kind
+from paged.matmul.narrow_buffers import Plan, Shared
 from paged.matmul.tiling import Cut
 
 INTERPRETED = plgpu.InterpretGPUParams()
@@ -77,6 +81,8 @@ def test_a_thread_finds_what_a_tensor_core_wants_of_it(kind: Kind) -> None:
         (FP8, 16, 256, 128, 64, Cut(warpgroups=1)),
         (INT4, 40, 256, 128, 128, None),
         (INT4, 2, 768, 128, 384, None),
+        (INT4, 13, 256, 128, 256, Cut(warpgroups=1, depth=256)),
+        (FP8, 8, 512, 64, 512, Cut(warpgroups=1, depth=256)),
     ],
 )
 @pytest.mark.parametrize("zeros", [False, True])
@@ -140,6 +146,33 @@ def test_cuts_go_with_groups() -> None:
             ):
                 assert group % cut.depth == 0 or cut.depth % group == 0
     assert cuts.cut_for(INT4, 1, 4096, 28672, 128).depth == 256
+
+
+@pytest.mark.parametrize("kind", [INT4, FP8], ids=["int4", "fp8"])
+@pytest.mark.parametrize("group", [32, 64, 128, 1024])
+def test_residents_have_room_for_buffers_and_barriers(kind: Kind, group: int) -> None:
+    """Buffers begin at multiples of 1 KiB, barriers have 8 bytes, and 1 KiB each is CUDA's."""
+    for gated, m in itertools.product((False, True), range(8, 257, 8)):
+        for cut in cuts.candidate_cuts(m, 1024, 8192, group):
+            fused = gated and cut.splits == 1 and cut.warpgroups % 2 == 0
+            plan = Plan(
+                cut=cut,
+                kind=kind,
+                m=m,
+                k=1024,
+                n=8192,
+                group=group,
+                zeros=kind is INT4,
+                gated=fused,
+                dtype=jnp.dtype(jnp.bfloat16),
+                out_dtype=jnp.dtype(jnp.bfloat16 if fused else jnp.float32),
+                interpreted=False,
+            )
+            x, w, scales, out, *barriers = Shared.types(plan)
+            buffers = [math.prod(each.shape) * each.dtype.itemsize for each in (x, w, scales, out)]
+            taken = sum(-(-size // 1024) * 1024 for size in buffers) + 1024
+            taken += sum(8 * math.prod(each.num_barriers) for each in barriers if each)
+            assert taken * cut.residents <= 228 * 1024, cut
 
 
 def test_gates_are_whole_bricks() -> None:

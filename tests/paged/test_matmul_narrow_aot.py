@@ -35,9 +35,17 @@ def array(dtype: Any, *shape: int) -> Any:
 
 
 def compile_narrow(
-    kind: Kind, m: int, k: int, n: int, cut: Cut, zeros: bool = False, gated: bool = False
+    kind: Kind,
+    m: int,
+    k: int,
+    n: int,
+    cut: Cut,
+    *,
+    group: int = 128,
+    zeros: bool = False,
+    gated: bool = False,
 ) -> None:
-    scale = array("bfloat16", k // 128, n)
+    scale = array("bfloat16", k // group, n)
     aot.compile_for_h200(
         lambda *a: narrow_matmul(*a, gated=gated, cut=cut),
         array("bfloat16", m, k),
@@ -67,6 +75,15 @@ def test_out_of_registers(m: int, kind: Kind, ptxas: Callable[[], str]) -> None:
         compile_narrow(kind, m, 4096, 6144, cut, zeros=kind is INT4)
     for cut in candidate_cuts(m, 4096, 28672, 128):
         compile_narrow(kind, m, 4096, 28672, cut, gated=True)
+    assert aot.nothing_spilled(ptxas())
+
+
+@pytest.mark.parametrize("kind", [INT4, FP8], ids=["int4", "fp8"])
+@pytest.mark.parametrize("group", [256, 1024])
+def test_large_groups_out_of_registers(group: int, kind: Kind, ptxas: Callable[[], str]) -> None:
+    for m, gated in ((32, False), (32, True), (64, False)):
+        for cut in candidate_cuts(m, 1024, 2048, group):
+            compile_narrow(kind, m, 1024, 2048, cut, group=group, zeros=kind is INT4, gated=gated)
     assert aot.nothing_spilled(ptxas())
 
 
