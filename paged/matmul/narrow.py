@@ -64,7 +64,7 @@ def narrow_matmul(
         interpret: run on a CPU, in Pallas' interpreter.
 
     Raises:
-        ValueError: for arrays that `supports_narrow` rejects.
+        ValueError: for arrays that `supports_narrow` rejects, and gates that are no whole bricks.
     """
     (rows, inputs), outputs = x.shape, scale.shape[1]
     group = inputs // scale.shape[0]

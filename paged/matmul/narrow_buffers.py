@@ -163,7 +163,13 @@ class Shared(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """What one warpgroup finds in a buffer."""
+    """What one warpgroup finds in a buffer.
+
+    Attributes:
+        plan, shared: of the program.
+        warpgroup: which.
+        slot: of the ring.
+    """
 
     plan: Plan
     shared: Shared
